@@ -26,16 +26,12 @@ def resolve_level(level: str | int | None = None) -> int:
         return chosen
     number = logging.getLevelNamesMapping().get(chosen.strip().upper())
     if number is None:
-        names = ", ".join(
-            name for name in logging.getLevelNamesMapping() if name != "NOTSET"
-        )
+        names = ", ".join(name for name in logging.getLevelNamesMapping() if name != "NOTSET")
         raise ValueError(f"LOG_LEVEL={chosen!r} is no log level; use one of {names}")
     return number
 
 
-def configure_logging(
-    level: str | int | None = None, stream: TextIO | None = None
-) -> None:
+def configure_logging(level: str | int | None = None, stream: TextIO | None = None) -> None:
     """Send the log to standard error: coloured on a terminal, plain lines otherwise.
 
     Entry points and worker processes call it once; a second call replaces the first one's handler and touches no
@@ -55,9 +51,7 @@ def configure_logging(
     root.addHandler(handler)
     root.setLevel(number)
     for name in _QUIET:
-        logging.getLogger(name).setLevel(
-            number if number <= logging.DEBUG else max(number, logging.WARNING)
-        )
+        logging.getLogger(name).setLevel(number if number <= logging.DEBUG else max(number, logging.WARNING))
 
 
 def _line_handler(stream: TextIO) -> logging.Handler:

@@ -18,7 +18,7 @@ def derive_seed(run_seed: int, *parts: str | int | None) -> int:
 
     Args:
         run_seed: ``trainer.seed``.
-        parts: what the seed is for, e.g. ``derive_seed(42, "shuffle", epoch)``. The string ``"1"`` and the number 1 differ.
+        parts: what the seed is for, e.g. ``derive_seed(42, "shuffle", epoch)``; the string ``"1"`` is not the number 1.
 
     Returns:
         An integer in [0, 2**31), which every sampler and generator accepts.
@@ -28,9 +28,7 @@ def derive_seed(run_seed: int, *parts: str | int | None) -> int:
     return int.from_bytes(digest[:8], "big") % (1 << _SEED_BITS)
 
 
-def request_seed(
-    run_seed: int, uid: str, repetition: int, turn: int, global_step: int | None
-) -> int:
+def request_seed(run_seed: int, uid: str, repetition: int, turn: int, global_step: int | None) -> int:
     """Sampling seed of one generation request, in [0, 2**31).
 
     Args:
@@ -86,7 +84,5 @@ def restore_rng_state(state: dict[str, Any]) -> None:
     version, keys, gauss = state["python"]
     name, np_keys, position, has_gauss, cached = state["numpy"]
     random.setstate((version, tuple(keys), gauss))
-    np.random.set_state(
-        (name, np.array(np_keys, dtype=np.uint32), position, has_gauss, cached)
-    )
+    np.random.set_state((name, np.array(np_keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])

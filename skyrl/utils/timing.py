@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import MutableMapping
 from types import TracebackType
+from typing import Self
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +20,13 @@ class Timer:
         ``with Timer("generate", all_timings): ...`` leaves ``{"generate": 12.3}``.
     """
 
-    def __init__(
-        self, name: str, timings: MutableMapping[str, float] | None = None
-    ) -> None:
+    def __init__(self, name: str, timings: MutableMapping[str, float] | None = None) -> None:
         self.name = name
         self.timings = timings
         self.elapsed_s = 0.0
         self._start_s = 0.0
 
-    def __enter__(self) -> Timer:
+    def __enter__(self) -> Self:
         logger.debug("Started: %s", self.name)
         self._start_s = time.perf_counter()
         return self
@@ -43,7 +42,7 @@ class Timer:
             self.timings[self.name] = self.timings.get(self.name, 0.0) + self.elapsed_s
         logger.debug("Finished: %s after %.3f s", self.name, self.elapsed_s)
 
-    async def __aenter__(self) -> Timer:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(
