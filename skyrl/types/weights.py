@@ -139,6 +139,8 @@ class TensorSample:
 
     name: str
     """Name in the Hugging Face checkpoint."""
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
     columns: tuple[int, ...] | None = None
     """Indices along the last axis of the whole tensor, ascending; None means all."""
     shards: tuple[TensorShard | None, ...] = (None,)
@@ -148,6 +150,7 @@ class TensorSample:
         """The sample as plain JSON data."""
         return {
             "name": self.name,
+            "shape": list(self.shape),
             "columns": None if self.columns is None else list(self.columns),
             "shards": [None if shard is None else shard.to_json() for shard in self.shards],
         }
@@ -158,6 +161,7 @@ class TensorSample:
         columns = data["columns"]
         return cls(
             name=data["name"],
+            shape=tuple(data["shape"]),
             columns=None if columns is None else tuple(columns),
             shards=tuple(TensorShard.from_json(shard) for shard in data["shards"]),
         )
