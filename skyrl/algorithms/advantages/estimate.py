@@ -1,0 +1,139 @@
+"""Run the chosen estimator on a batch: pass it what it takes, keep failed rollouts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from skyrl.algorithms.advantages.registry import AdvantageEstimator, AdvantageEstimatorRegistry
+from skyrl.algorithms.masked import hide, masked_mean
+from skyrl.algorithms.signatures import accepted_keywords, named_keywords, require_shape
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.errors import ConfigError
+
+
+def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signature, and what estimators may ask for
+    token_level_rewards: Float[Tensor, "batch response"],
+    response_mask: Shaped[Tensor, "batch response"],
+    index: Sequence[str] | np.ndarray,
+    adv_estimator: str,
+    config: AlgorithmConfig,
+    values: Float[Tensor, "batch response"] | None = None,
+    grpo_norm_by_std: bool = True,
+    gamma: float = 1.0,
+    lambd: float = 1.0,
+    *,
+    loss_mask: Shaped[Tensor, "batch response"] | None = None,
+    valid_rows: Bool[Tensor, " batch"] | None = None,
+    baseline_scores: Float[Tensor, " batch"] | None = None,
+    reward_components: Mapping[str, Float[Tensor, " batch"]] | None = None,
+) -> tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]:
+    """Compute the advantage and the return of every response token, without gradient.
+
+    Args:
+        token_level_rewards: Right-aligned, like every other tensor here.
+        response_mask: 1 = after the prompt.
+        index: The uid of each row; rows of one uid are a group.
+        adv_estimator: A registered name.
+        config: `trainer.algorithm`, for estimators that ask for it.
+        values: The critic's, for estimators that need them.
+        grpo_norm_by_std: Divide by the group's standard deviation.
+        gamma: Discount per token.
+        lambd: GAE's λ.
+        loss_mask: 1 = trains; only for estimators that name it, as are the next three.
+        valid_rows: False marks a failed rollout, which is no sample: an estimator that does not name this
+            argument is called without those rows, and they get zeros.
+        baseline_scores: Score of a baseline rollout of each row's prompt.
+        reward_components: Row scores by reward name.
+
+    Raises:
+        ConfigError: The name is unknown, or the estimator needs values and there are none.
+        ValueError: A tensor has another shape than the rewards.
+    """
+    function = AdvantageEstimatorRegistry.get(adv_estimator)
+    if values is None and AdvantageEstimatorRegistry.traits(adv_estimator).needs_values:
+        raise ConfigError(
+            f"trainer.algorithm.advantage_estimator={adv_estimator} needs a critic's values; set "
+            "trainer.critic.model.path, or choose an estimator without a critic such as grpo"
+        )
+    offers: dict[str, Any] = {
+        "token_level_rewards": token_level_rewards,
+        "response_mask": response_mask,
+        "index": index,
+        "values": values,
+        "grpo_norm_by_std": grpo_norm_by_std,
+        "gamma": gamma,
+        "lambd": lambd,
+        "config": config,
+    }
+    extras: dict[str, Any] = {
+        "loss_mask": loss_mask,
+        "valid_rows": valid_rows,
+        "baseline_scores": baseline_scores,
+        "reward_components": reward_components,
+    }
+    for name, tensor in (offers | extras).items():
+        if name in {"response_mask", "values", "loss_mask"} and tensor is not None:
+            require_shape(name, tensor, "token_level_rewards", token_level_rewards)
+    _check_rows("index", len(index), token_level_rewards)
+    with torch.no_grad():
+        return _call(function, offers, extras, valid_rows)
+
+
+def _call(
+    function: AdvantageEstimator, offers: dict[str, Any], extras: dict[str, Any], valid_rows: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    named = named_keywords(function)
+    chosen = {name: offers[name] for name in accepted_keywords(function, offers)}
+    chosen |= {name: value for name, value in extras.items() if name in named}
+    rewards: Tensor = offers["token_level_rewards"]
+    if valid_rows is None or "valid_rows" in named or bool(valid_rows.all()):
+        return _checked(function, chosen, rewards)
+    kept = valid_rows.nonzero().squeeze(-1)
+    results = torch.zeros_like(rewards), torch.zeros_like(rewards)
+    if len(kept):
+        parts = _checked(function, {name: _take(value, kept) for name, value in chosen.items()}, rewards[kept])
+        for whole, part in zip(results, parts, strict=True):
+            whole[kept] = part.to(whole.dtype)
+    return results
+
+
+def _checked(function: AdvantageEstimator, chosen: dict[str, Any], rewards: Tensor) -> tuple[Tensor, Tensor]:
+    advantages, returns = function(**chosen)
+    require_shape("advantages", advantages, "token_level_rewards", rewards)
+    require_shape("returns", returns, "token_level_rewards", rewards)
+    return advantages, returns
+
+
+def _take(value: Any, rows: Tensor) -> Any:
+    """Keep some rows of whatever has one entry a row."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, Mapping):
+        return {name: _take(part, rows) for name, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return value[rows.cpu().numpy()]
+    if isinstance(value, list | tuple):
+        return [value[row] for row in rows.tolist()]
+    return value
+
+
+def _check_rows(name: str, length: int, rewards: Tensor) -> None:
+    if length != rewards.shape[0]:
+        raise ValueError(f"{name} has {length} entries but token_level_rewards has shape {tuple(rewards.shape)}")
+
+
+def normalize_advantages(
+    advantages: Float[Tensor, "batch response"], loss_mask: Shaped[Tensor, "batch response"]
+) -> Float[Tensor, "batch response"]:
+    """Whiten advantages over the trained tokens of the whole batch (`trainer.algorithm.advantage_batch_normalize`).
+
+    (A - mean)·rsqrt(max(1e-8, Σ m·(A - mean)² / Σ m)), with the mean over trained tokens; zeros elsewhere.
+    """
+    centred = hide(advantages - masked_mean(advantages, loss_mask), loss_mask)
+    return centred * torch.rsqrt(masked_mean(centred.square(), loss_mask).clamp(min=1e-8))

@@ -1,0 +1,13 @@
+"""Policy losses by name (`trainer.algorithm.policy_loss_type`); importing this registers the built-ins."""
+
+from skyrl.algorithms.policy_losses import regular
+from skyrl.algorithms.policy_losses.call import compute_policy_loss
+from skyrl.algorithms.policy_losses.registry import LossTraits, PolicyLossRegistry, register_policy_loss
+
+__all__ = [
+    "LossTraits",
+    "PolicyLossRegistry",
+    "compute_policy_loss",
+    "register_policy_loss",
+    "regular",
+]

@@ -1,0 +1,44 @@
+"""Call users' functions with what they take, and check what they are given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+_BY_NAME = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+
+
+@lru_cache(maxsize=256)
+def named_keywords(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the parameters that a function names and that can be passed by keyword."""
+    return frozenset(
+        name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in _BY_NAME
+    )
+
+
+@lru_cache(maxsize=256)
+def _takes_any(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def accepted_keywords(function: Callable[..., Any], offered: Iterable[str]) -> list[str]:
+    """Return which of the offered names a call may pass: those it names, or all where it takes `**kwargs`."""
+    named, takes_any = named_keywords(function), _takes_any(function)
+    return [name for name in offered if takes_any or name in named]
+
+
+def require_shape(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Refuse a tensor that is not shaped like another.
+
+    Raises:
+        ValueError: Names both tensors and both shapes.
+    """
+    if tensor.shape != other.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)} but {other_name} has shape {tuple(other.shape)}; they must agree"
+        )
