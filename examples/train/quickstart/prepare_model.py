@@ -84,7 +84,7 @@ def _move_into_place(scratch: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output_dir", default=str(DEFAULT_DIR))
-    print(prepare_model(parser.parse_args().output_dir))  # noqa: T201
+    print(prepare_model(parser.parse_args().output_dir))
 
 
 if __name__ == "__main__":
