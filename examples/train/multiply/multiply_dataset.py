@@ -2,7 +2,7 @@ r"""Make products of two n-digit numbers, no network.
 
     python examples/train/multiply/multiply_dataset.py --output_dir ~/data/multiply --num_digits 2
 
-Writes train.parquet and validation.parquet. ``--num_shots`` puts solved examples before the question: a very small model
+Writes train.parquet and validation.parquet. ``--num_shots`` puts solved examples first: a very small model
 copies the ``\boxed{}`` format from them.
 """
 
