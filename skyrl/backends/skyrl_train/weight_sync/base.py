@@ -153,6 +153,10 @@ class RankAgreement(Protocol):
         """Collective: whether every rank passed True."""
         ...
 
+    def gather_text(self, text: str) -> list[str]:
+        """Collective: the text of every rank, in rank order."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSyncInitInfo:
@@ -180,6 +184,19 @@ class WeightTransferSender(ABC):
     handles_prefix_cache_reset: ClassVar[bool] = False
     """Whether `send_chunks` pauses the engines and resets their caches itself."""
 
+    @property
+    @abstractmethod
+    def usable(self) -> bool:
+        """Whether another `send_chunks` may work without meeting the engines again."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Meet the engines. Called on every rank; only rank 0 does something.
+
+        Raises:
+            DeadlineError: engines did not come in time; it names the ranks that are missing.
+        """
+
     @abstractmethod
     async def send_chunks(
         self, chunks: Iterable[WeightChunk], weight_metadata: WeightMetadata | None = None
@@ -187,7 +204,7 @@ class WeightTransferSender(ABC):
         """Start an update, send every chunk, finish the update. Collective over trainer ranks.
 
         Returns:
-            Seconds of each phase and the bytes on the wire (`weight_sync.pipeline.SendReport`); empty off rank 0.
+            Seconds of each phase and the bytes on the wire (`pipeline.SendReport`); empty off rank 0.
         """
 
     @abstractmethod
@@ -217,8 +234,9 @@ class WeightTransferStrategy(ABC):
         *,
         ie_cfg: InferenceEngineConfig,
         agreement: RankAgreement,
+        device: torch.device,
     ) -> WeightTransferSender:
-        """Build this rank's sender; ``init_info`` is None off rank 0."""
+        """Build this rank's sender for weights on ``device``; ``init_info`` is None off rank 0."""
 
     @staticmethod
     @abstractmethod

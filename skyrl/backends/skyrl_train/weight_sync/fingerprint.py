@@ -32,8 +32,7 @@ def draw_plan(
 ) -> FingerprintPlan:
     """Draw which values the proof of one version looks at; equal arguments give equal plans anywhere.
 
-    Args:
-        shards: The slices that engine workers hold, by tensor name; whole tensors when left out.
+    ``shards`` are the slices that engine workers hold, by tensor name; whole tensors when left out.
     """
     rng = random.Random(f"skyrl weight proof, seed {seed}, version {version}")
     order = sorted(range(len(metadata["names"])), key=metadata["names"].__getitem__)

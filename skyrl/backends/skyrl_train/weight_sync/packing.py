@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def plan_buckets(metadata: WeightMetadata, bucket_bytes: int) -> list[BucketLayo
             used = 0
         used += size
     bounds.append(len(names))
-    spans = [(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
+    spans = [(start, stop) for start, stop in pairwise(bounds) if stop > start]
     return [
         BucketLayout(
             index=index,
@@ -104,8 +105,7 @@ def plan_buckets(metadata: WeightMetadata, bucket_bytes: int) -> list[BucketLayo
 def bucket_views(buffer: torch.Tensor, layout: BucketLayout) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a bucket as views of its bytes.
 
-    Args:
-        buffer: uint8 of at least ``layout.size_bytes``, whose storage starts at a multiple of 16 bytes.
+    ``buffer`` is uint8, holds at least ``layout.size_bytes`` and starts at a multiple of 16 bytes.
     """
     views, offset = [], 0
     for name, dtype, shape, size in zip(layout.names, layout.dtype_names, layout.shapes, layout.num_bytes, strict=True):
@@ -128,9 +128,8 @@ def pack_buckets(
 ) -> Iterator[tuple[BucketLayout, torch.Tensor | None]]:
     """Fill one bucket after another from the stream of tensors, casting to the wire dtype while copying.
 
-    Args:
-        take_buffer: Returns an uint8 buffer of a given size to fill. None only drains the stream, bucket by
-            bucket: what ranks do that take part in gathering and send nothing.
+    ``take_buffer(size)`` returns the uint8 buffer to fill. None only drains the stream, bucket by bucket: what
+    ranks do that take part in gathering and send nothing.
 
     Raises:
         ValueError: the stream differs from the metadata in a name, a shape or the number of tensors.
@@ -174,5 +173,6 @@ def require_checksum(buffer: torch.Tensor, expected: str | None, layout: BucketL
     if got != expected:
         span = layout.names[0] if len(layout.names) == 1 else f"{layout.names[0]} … {layout.names[-1]}"
         raise ValueError(
-            f"bucket {layout.index + 1} of {layout.count} ({span}) arrived damaged: checksum {got}, announced {expected}"
+            f"bucket {layout.index + 1} of {layout.count} ({span}) arrived damaged: "
+            f"checksum {got}, announced {expected}"
         )
