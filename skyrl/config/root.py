@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
+from typing import Any, ClassVar, Self
 
 from skyrl.config.algorithm import AlgorithmConfig
-from skyrl.config.base import BaseConfig
+from skyrl.config.compose import Root, RootConfig, take_sources
 from skyrl.config.data import DataConfig
+from skyrl.config.derive import TRAIN_SOURCES, derive_across, derive_data, derive_generator, derive_trainer
 from skyrl.config.environment import EnvironmentConfig
 from skyrl.config.generator import GeneratorConfig
 from skyrl.config.trainer import TrainerConfig
 
 
 @dataclass
-class SkyRLTrainConfig(BaseConfig):
-    """All settings of an RL run."""
+class SkyRLTrainConfig(RootConfig):
+    """All settings of an RL run.
+
+    Example:
+        >>> config = SkyRLTrainConfig.from_cli_overrides(["generator.sampling_params.temperature=0.7"])
+        >>> config.trainer.algorithm.temperature
+        0.7
+    """
+
+    STORE_NAME: ClassVar[str] = "skyrl_train"
+    SOURCES: ClassVar[Mapping[str, str]] = TRAIN_SOURCES
 
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts."""
@@ -24,6 +36,20 @@ class SkyRLTrainConfig(BaseConfig):
     """Rollouts and engines."""
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     """Environments."""
+
+    def finalize(self) -> Self:
+        """Set what follows from other settings, in place. Idempotent."""
+        derive_data(self.data)
+        derive_trainer(self.trainer)
+        derive_generator(self.generator)
+        take_sources(self)
+        derive_across(self.trainer, self.generator)
+        return self
+
+
+def finalize(config: Root) -> Root:
+    """Set what follows from other settings, in place. Idempotent; for configs that Python code built."""
+    return config.finalize()
 
 
 def make_config(
@@ -45,7 +71,7 @@ def make_config(
     if trainer_cls is None and algorithm_cls is not None:
         algorithm = ("algorithm", algorithm_cls, field(default_factory=algorithm_cls))
         trainer_cls = make_dataclass(f"{algorithm_cls.__name__}Trainer", [algorithm], bases=(TrainerConfig,))
-    groups = []
+    groups: list[tuple[str, type, Any]] = []
     if trainer_cls is not None:
         groups.append(("trainer", trainer_cls, field(default_factory=trainer_cls)))
     if generator_cls is not None:

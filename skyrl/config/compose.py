@@ -1,0 +1,172 @@
+"""From override tokens to a typed config: Hydra composes, this module registers the root and explains refusals."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    ConfigTypeError,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from skyrl.config.argv import is_hydra_token, normalise_token, tokens_from_dict
+from skyrl.config.base import BaseConfig
+from skyrl.config.legacy import translate_legacy
+from skyrl.config.schema import describe_type, is_declared, structured_node, suggest
+from skyrl.errors import ConfigError
+
+CONFIG_MODULE = "skyrl.config"
+"""Package in whose folder Hydra finds the presets."""
+FREE_GROUPS = ("environment.skyrl_gym.",)
+"""Where users add groups of their own, so that a name close to a declared one is no typo."""
+
+
+@dataclass
+class RootConfig(BaseConfig):
+    """The top of a config tree: it can be composed from a command line."""
+
+    STORE_NAME: ClassVar[str] = "skyrl"
+    """Name of the root in Hydra's config store, for ``defaults: [NAME, _self_]`` in files."""
+    SOURCES: ClassVar[Mapping[str, str]] = {}
+    """Keys without a default of their own, and the keys whose values they take."""
+
+    def finalize(self) -> Self:
+        """Set what follows from other settings, in place. Idempotent."""
+        return self
+
+    @classmethod
+    def from_cli_overrides(cls, overrides: Sequence[str] | Mapping[str, Any]) -> Self:
+        """Compose a config, the same way as the command line does.
+
+        Args:
+            overrides: tokens of the command line (``["trainer.seed=1"]``), or ``{"trainer.seed": 1}`` whose values
+                keep their type.
+
+        Raises:
+            ConfigError: a key is unknown or a value has the wrong type.
+        """
+        tokens = tokens_from_dict(overrides) if isinstance(overrides, Mapping) else list(overrides)
+        return compose_config(cls, prepare_tokens(cls, tokens))
+
+
+Root = TypeVar("Root", bound=RootConfig)
+
+
+def register(cls: type[RootConfig]) -> DictConfig:
+    """Make ``cls`` the root that Hydra finds under ``cls.STORE_NAME``, and return its node."""
+    node = structured_node(cls, cls.SOURCES)
+    ConfigStore.instance().store(name=cls.STORE_NAME, node=node)
+    return node
+
+
+def prepare_tokens(cls: type[RootConfig], tokens: Iterable[str]) -> list[str]:
+    """Translate old keys, rewrite values for Hydra, and refuse additions that look like a misspelt group.
+
+    Raises:
+        ConfigError: an old key has no meaning any more, or a ``+key`` misspells its parent.
+    """
+    prepared = [normalise_token(token) for token in translate_legacy(tokens)]
+    node = structured_node(cls, cls.SOURCES)
+    for override in _parse(prepared):
+        if override.is_force_add() or not override.is_add() or override.key_or_group.startswith(FREE_GROUPS):
+            continue
+        key = override.key_or_group
+        *parents, _ = key.split(".")
+        if not parents or is_declared(node, ".".join(parents)):
+            continue
+        meant = suggest(node, key, cutoff=0.8)
+        if meant is not None and meant != key:
+            raise ConfigError(f"+{key} would add a new group; did you mean {meant}? (++{key} adds it anyway)")
+    return prepared
+
+
+def compose_config(cls: type[Root], tokens: Sequence[str]) -> Root:
+    """Compose prepared tokens onto the root and return the finalized config.
+
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type.
+    """
+    register(cls)
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            config: Root = to_typed(compose(cls.STORE_NAME, overrides=list(tokens)))
+            return config.finalize()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain(error, cls, tokens) from error
+
+
+def to_typed(composed: DictConfig) -> Any:
+    """Turn a composed node into instances of its dataclasses, not finalized yet."""
+    return OmegaConf.to_object(composed)
+
+
+def take_sources(config: RootConfig) -> None:
+    """Give each unset key of ``SOURCES`` its source's value; composed configs have it already."""
+    for key, source in config.SOURCES.items():
+        *parents, name = key.split(".")
+        group = functools.reduce(getattr, parents, config)
+        if getattr(group, name) is None:
+            setattr(group, name, functools.reduce(getattr, source.split("."), config))
+
+
+def _parse(tokens: Iterable[str]) -> Iterator[Override]:
+    return (OverridesParser.create().parse_override(token) for token in tokens if is_hydra_token(token))
+
+
+def explain(error: Exception, cls: type[RootConfig], tokens: Iterable[str]) -> ConfigError:
+    """Say what Hydra or OmegaConf refused: the key, the value, the need, and for a typo the key that was meant."""
+    overrides = list(_parse(tokens))
+    cause = next((link for link in _chain(error) if isinstance(link, OmegaConfBaseException)), None)
+    node = structured_node(cls, cls.SOURCES)
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        return ConfigError(_unknown_key(cause.full_key, node, overrides))
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return ConfigError(_wrong_type(cause, overrides))
+    if isinstance(cause, ConfigTypeError) and "deletion" in str(cause):
+        return ConfigError(f"~{cause.full_key}: a declared key cannot be deleted; set it to another value, or null")
+    for override in overrides:
+        if override.is_delete() and not is_declared(node, override.key_or_group):
+            return ConfigError(_unknown_key(override.key_or_group, node, []))
+    return ConfigError(str(error).strip())
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _unknown_key(key: str, node: DictConfig, overrides: list[Override]) -> str:
+    """Name the whole key that the user wrote: OmegaConf stops at the first unknown segment."""
+    written = [override.key_or_group for override in overrides if f"{override.key_or_group}.".startswith(f"{key}.")]
+    key = written[0] if written else key
+    meant = suggest(node, key)
+    if meant is not None and meant != key:
+        return f"unknown key {key}; did you mean {meant}?"
+    return f"unknown key {key}; `--cfg job` prints all keys, and +{key}=VALUE adds a key of your own"
+
+
+def _wrong_type(cause: ValidationError, overrides: list[Override]) -> str:
+    key = cause.full_key
+    deeper = [override.key_or_group for override in overrides if override.key_or_group.startswith(f"{key}.")]
+    if deeper:
+        return f"unknown key {deeper[0]}; {key} is a single value"
+    owner = cause.object_type
+    hints = typing.get_type_hints(owner) if isinstance(owner, type) else {}
+    need = describe_type(hints.get(str(cause.key), Any))
+    written = [override for override in overrides if override.key_or_group == key]
+    value = written[-1].get_value_element_as_str() if written else repr(getattr(cause, "value", None))
+    return f"{key}={value}: must be {need}"
