@@ -21,15 +21,17 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from enum import Enum, StrEnum
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any
 
 import torch
 
+from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import CheckpointError, ConfigError
 from skyrl.utils import storage
 from skyrl.utils.disk import disk_full, free_bytes, tree_bytes
+from skyrl.utils.plain import plain
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,11 @@ class CheckpointManager:
         self.root = storage.join(ckpt_path)
         self.ckpt_interval = ckpt_interval
         self.max_to_keep = max_to_keep
+
+    @classmethod
+    def from_config(cls, cfg: TrainerConfig) -> CheckpointManager:
+        """Manager of a run's ``trainer`` settings."""
+        return cls(cfg.ckpt_path, ckpt_interval=cfg.ckpt_interval, max_to_keep=cfg.max_ckpts_to_keep)
 
     def path_of(self, step: int) -> str:
         """Final directory of a step's checkpoint."""
@@ -358,20 +365,6 @@ def discard_checkpoint(path: str) -> None:
     with suppress(FileNotFoundError):
         os.rename(storage.join(path), doomed)
     storage.remove(doomed)
-
-
-def plain(value: Any) -> Any:
-    """Config value as plain types, as ``trainer_state.pt`` stores it; unknown types become text."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [plain(item) for item in value]
-    if isinstance(value, Enum):
-        return plain(value.value)
-    # Exact types: a subclass of str would not pass the weights_only reader.
-    return value if value is None or type(value) in (bool, int, float, str) else str(value)
 
 
 def config_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

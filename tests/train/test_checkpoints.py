@@ -13,6 +13,7 @@ import fsspec
 import pytest
 import torch
 
+from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import CheckpointError, ConfigError, DeadlineError
 from skyrl.train import checkpoints
 from skyrl.train.checkpoints import (
@@ -22,7 +23,6 @@ from skyrl.train.checkpoints import (
     TrainerState,
     cleanup_old_checkpoints,
     config_differences,
-    plain,
 )
 from skyrl.utils import storage
 from skyrl.utils.seeds import rng_state
@@ -111,6 +111,12 @@ def test_an_interrupted_save_leaves_nothing(manager, tmp_path, interruption):
 def test_a_deadline_passes_unchanged_although_it_is_an_os_error(manager):
     with pytest.raises(DeadlineError), manager.saving(5):
         raise DeadlineError("controller", "policy save", 10, "trainer.worker_timeout_s")
+
+
+def test_the_manager_reads_its_keys_from_the_trainer_settings(tmp_path):
+    cfg = TrainerConfig(ckpt_path=str(tmp_path), ckpt_interval=3, max_ckpts_to_keep=2)
+    manager = CheckpointManager.from_config(cfg)
+    assert (manager.root, manager.ckpt_interval, manager.max_to_keep) == (str(tmp_path), 3, 2)
 
 
 # --- disk full --------------------------------------------------------------------------------------------------------
@@ -394,18 +400,6 @@ def test_a_damaged_state_file_is_a_checkpoint_error(manager, tmp_path, content):
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(CheckpointError, match="trainer_state"):
         manager.load_state(manager.find_resume("latest"))
-
-
-def test_plain_turns_enums_paths_and_dataclasses_into_json_types(tmp_path):
-    value = {"mode": ResumeMode.LATEST, "path": tmp_path, "point": ResumePoint(path="p", step=1), 3: (1, None, 2.5)}
-    expected = {
-        "mode": "latest",
-        "path": str(tmp_path),
-        "point": {"path": "p", "step": 1, "complete": True},
-        "3": [1, None, 2.5],
-    }
-    assert plain(value) == expected
-    assert type(plain(value)["mode"]) is str
 
 
 def test_config_differences_list_only_watched_keys_that_both_have():

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 
-Event = Literal[
+EVENTS = (
     "on_train_start",
     "on_train_end",
     "on_epoch_start",
@@ -25,7 +25,7 @@ Event = Literal[
     "on_eval_end",
     "on_save",
     "on_log",
-]
+)
 
 
 @dataclass(kw_only=True)
@@ -36,8 +36,8 @@ class CallbackInput:
     """The step in work, from 1; 0 before the first."""
     epoch: int
     """Epoch of that step, from 0."""
-    total_steps: int
-    """Steps of the whole run."""
+    total_steps: int | None
+    """Steps of the whole run; None when the data comes from outside."""
     steps_per_epoch: int
     """Steps of one epoch."""
     batch: TrainingInputBatch | None = None
@@ -52,7 +52,7 @@ class CallbackInput:
 
 @dataclass
 class TrainingControl:
-    """Requests of callbacks. The trainer reads them once, right after ``on_step_end``."""
+    """Requests of callbacks. The trainer takes them once a step, right after ``on_step_end``."""
 
     should_save: bool = False
     """Write a checkpoint in this step, whatever the interval says."""
@@ -60,6 +60,12 @@ class TrainingControl:
     """Evaluate in this step, whatever the interval says; needs an evaluation data set."""
     should_stop: bool = False
     """Finish after this step, with the final save."""
+
+    def take(self) -> TrainingControl:
+        """Return the requests made so far and clear them; ``should_stop`` stays set."""
+        taken = replace(self)
+        self.should_save = self.should_evaluate = False
+        return taken
 
 
 class TrainingCallback:
@@ -101,11 +107,10 @@ class TrainingCallback:
 
 
 class CallbackHandler:
-    """Calls every callback for an event and keeps their requests until the trainer takes them."""
+    """Calls every callback for an event, in the order of registration."""
 
     def __init__(self, callbacks: Iterable[TrainingCallback] | None = None) -> None:
         self.callbacks: list[TrainingCallback] = []
-        self.control = TrainingControl()
         for callback in callbacks or ():
             self.add(callback)
 
@@ -119,17 +124,14 @@ class CallbackHandler:
             raise TypeError(f"a callback must be an instance of TrainingCallback, not {callback!r}")
         self.callbacks.append(callback)
 
-    def fire(self, event: Event, trainer: Any, callback_input: CallbackInput) -> None:
-        """Call ``event`` on every callback; the first exception propagates."""
-        if event not in get_args(Event):
-            raise ValueError(f"unknown event {event!r}")
+    def call(self, event: str, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
+        """Call ``event`` on every callback; the first exception propagates.
+
+        Raises:
+            ValueError: There is no such event.
+        """
+        if event not in EVENTS:
+            raise ValueError(f"unknown event {event!r}; there are {', '.join(EVENTS)}")
         for callback in self.callbacks:
             hook = getattr(callback, event)
-            hook(trainer, callback_input, self.control)
-
-    def take_control(self) -> TrainingControl:
-        """Return the requests made so far and clear them; ``should_stop`` stays set."""
-        taken = replace(self.control)
-        # In place: a callback may have kept the object.
-        self.control.should_save = self.control.should_evaluate = False
-        return taken
+            hook(trainer, callback_input, control)

@@ -2,23 +2,21 @@
 
 import pytest
 
-from skyrl.train.utils.callbacks import CallbackHandler, CallbackInput, TrainingCallback
-
-EVENTS = ["train_start", "train_end", "epoch_start", "epoch_end", "step_start", "step_end", "eval_start", "eval_end"]
+from skyrl.train.utils.callbacks import EVENTS, CallbackHandler, CallbackInput, TrainingCallback, TrainingControl
 
 
 def where(**options):
     return CallbackInput(global_step=3, epoch=0, total_steps=10, steps_per_epoch=5, **options)
 
 
-@pytest.mark.parametrize("event", [f"on_{name}" for name in [*EVENTS, "save", "log"]])
+@pytest.mark.parametrize("event", EVENTS)
 def test_every_event_reaches_its_hook_with_trainer_input_and_control(event):
     seen = []
     callback = type("Spy", (TrainingCallback,), {event: lambda self, *args: seen.append(args)})()
     handler = CallbackHandler([callback])
-    trainer, callback_input = object(), where()
-    handler.fire(event, trainer, callback_input)
-    assert seen == [(trainer, callback_input, handler.control)]
+    trainer, callback_input, control = object(), where(), TrainingControl()
+    handler.call(event, trainer, callback_input, control)
+    assert seen == [(trainer, callback_input, control)]
 
 
 def test_callbacks_run_in_the_order_of_registration():
@@ -33,15 +31,16 @@ def test_callbacks_run_in_the_order_of_registration():
 
     handler = CallbackHandler([Named("a"), Named("b")])
     handler.add(Named("c"))
-    handler.fire("on_step_end", None, where())
+    handler.call("on_step_end", None, where(), TrainingControl())
     assert order == ["a", "b", "c"]
 
 
 def test_the_base_class_does_nothing():
     handler = CallbackHandler([TrainingCallback()])
-    for name in EVENTS:
-        handler.fire(f"on_{name}", None, where())
-    assert handler.take_control() == type(handler.control)()
+    control = TrainingControl()
+    for event in EVENTS:
+        handler.call(event, None, where(), control)
+    assert control == TrainingControl()
 
 
 class Wants(TrainingCallback):
@@ -53,21 +52,19 @@ class Wants(TrainingCallback):
         control.should_evaluate = True
 
 
-def test_requests_are_read_once_and_then_cleared():
-    handler = CallbackHandler([Wants()])
-    handler.fire("on_step_end", None, where())
-    taken = handler.take_control()
-    assert taken.should_save and taken.should_evaluate and not taken.should_stop
-    again = handler.take_control()
-    assert not again.should_save and not again.should_evaluate
+def test_requests_are_taken_once_and_then_cleared():
+    control = TrainingControl()
+    CallbackHandler([Wants()]).call("on_step_end", None, where(), control)
+    assert control.take() == TrainingControl(should_save=True, should_evaluate=True)
+    assert control.take() == TrainingControl()
 
 
 def test_a_request_made_after_the_step_end_waits_for_the_next_step():
-    handler = CallbackHandler([Wants()])
-    handler.fire("on_step_end", None, where())
-    handler.take_control()
-    handler.fire("on_log", None, where(logs={}))
-    assert handler.take_control().should_evaluate
+    handler, control = CallbackHandler([Wants()]), TrainingControl()
+    handler.call("on_step_end", None, where(), control)
+    control.take()
+    handler.call("on_log", None, where(logs={}), control)
+    assert control.take() == TrainingControl(should_evaluate=True)
 
 
 def test_a_request_to_stop_is_not_forgotten():
@@ -75,14 +72,14 @@ def test_a_request_to_stop_is_not_forgotten():
         def on_eval_end(self, trainer, callback_input, control):
             control.should_stop = callback_input.metrics["eval/all/avg_score"] > 0.9
 
-    handler = CallbackHandler([Stop()])
-    handler.fire("on_eval_end", None, where(metrics={"eval/all/avg_score": 0.95}))
-    assert handler.take_control().should_stop and handler.take_control().should_stop
+    control = TrainingControl()
+    CallbackHandler([Stop()]).call("on_eval_end", None, where(metrics={"eval/all/avg_score": 0.95}), control)
+    assert control.take().should_stop and control.take().should_stop
 
 
 def test_logs_changed_in_place_are_the_trainer_s_logs():
     logs = {"reward": 0.5}
-    CallbackHandler([Wants()]).fire("on_log", None, where(logs=logs))
+    CallbackHandler([Wants()]).call("on_log", None, where(logs=logs), TrainingControl())
     assert logs == {"reward": 0.5, "mine": 1.0}
 
 
@@ -96,7 +93,9 @@ def test_an_exception_propagates_and_later_callbacks_do_not_run():
             raise AssertionError
 
     with pytest.raises(RuntimeError, match="global_step_3"):
-        CallbackHandler([Raises(), Never()]).fire("on_save", None, where(ckpt_path="x/global_step_3"))
+        CallbackHandler([Raises(), Never()]).call(
+            "on_save", None, where(ckpt_path="x/global_step_3"), TrainingControl()
+        )
 
 
 @pytest.mark.parametrize("wrong", [TrainingCallback, print, None])
@@ -107,4 +106,4 @@ def test_a_class_or_function_is_no_callback(wrong):
 
 def test_an_unknown_event_is_our_bug():
     with pytest.raises(ValueError, match="on_stepend"):
-        CallbackHandler().fire("on_stepend", None, where())
+        CallbackHandler().call("on_stepend", None, where(), TrainingControl())
