@@ -133,7 +133,7 @@ def held_shards(model: torch.nn.Module, shapes: dict[str, list[int]]) -> dict[st
 
 def _map_name(model: torch.nn.Module, name: str) -> tuple[str, Any]:
     """Checkpoint name to parameter path and the part of a fused parameter, by the model's own mapper."""
-    mapper = vars(type(model)).get("hf_to_vllm_mapper")
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
     mapped = (name, None) if mapper is None else mapper._map_name_with_shard(name)
     if mapped is None:
         raise Unreadable(f"{name}: the engine's model ignores this tensor")
@@ -146,7 +146,7 @@ def _find_module(model: torch.nn.Module, path: str, part: Any) -> tuple[torch.nn
     except AttributeError:
         pass
     parent, _, own = path.rpartition(".")
-    packed = vars(type(model)).get("packed_modules_mapping") or {}
+    packed = getattr(model, "packed_modules_mapping", None) or {}
     for fused, parts in packed.items():
         if own in parts and part is None:
             position = parts.index(own)
