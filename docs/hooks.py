@@ -17,8 +17,9 @@ from skyrl.config.schema import describe_type
 PAGE = "reference/config.md"
 INTRODUCTION = """# Configuration keys
 
-Every key of `skyrl.train.entrypoints.main_base`, with its default and its sentence in the source. This page is generated from the
-dataclasses in `skyrl/config/`. How keys are set, swept and bundled: [Configuration](../getting-started/configuration.md).
+Every key of `skyrl.train.entrypoints.main_base`, with its default and its sentence in the source. This page is generated
+from the dataclasses in `skyrl/config/`. How keys are set, swept and bundled:
+[Configuration](../getting-started/configuration.md).
 """
 
 
@@ -45,7 +46,9 @@ def _group(cls: type, defaults: Any, prefix: str) -> list[str]:
             groups.append((inner, defaults[field.name], f"{key}."))
             continue
         default = _cell(_plain_default(defaults, field.name))
-        rows.append(f"| `{key}` | {describe_type(hints[field.name])} | `{default}` | {_cell(texts.get(field.name, ''))} |")
+        rows.append(
+            f"| `{key}` | {describe_type(hints[field.name])} | `{default}` | {_cell(texts.get(field.name, ''))} |"
+        )
     lines = []
     if rows:
         title = prefix.rstrip(".") or "root"
