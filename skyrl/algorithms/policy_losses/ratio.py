@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -13,5 +14,6 @@ def importance_ratio(
     other_log_probs: Float[Tensor, "batch response"],
     loss_mask: Shaped[Tensor, "batch response"] | None,
 ) -> Float[Tensor, "batch response"]:
-    """Return exp(log_probs - other_log_probs), the exponent in float32 and within ±20; 1 where the mask is 0."""
-    return hide(log_probs - other_log_probs, loss_mask).float().clamp(min=-20.0, max=20.0).exp()
+    """Return exp(log_probs - other_log_probs), the exponent within ±20 and at least float32; 1 where the mask is 0."""
+    exponent = hide(log_probs - other_log_probs, loss_mask)
+    return exponent.to(torch.promote_types(exponent.dtype, torch.float32)).clamp(min=-20.0, max=20.0).exp()

@@ -1,0 +1,154 @@
+"""How estimators are called, built in or a user's."""
+
+from enum import StrEnum
+
+import pytest
+import torch
+
+from skyrl.algorithms.advantages import (
+    AdvantageEstimatorRegistry,
+    compute_advantages_and_returns,
+    normalize_advantages,
+    register_advantage_estimator,
+)
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.errors import ConfigError
+
+REWARDS = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.5, 0.0]])
+MASK = torch.ones(3, 2)
+UIDS = ["a", "a", "b"]
+
+
+@pytest.fixture
+def register():
+    """Register estimators for one test."""
+    names = []
+
+    def add(name, function):
+        register_advantage_estimator(name)(function)
+        names.append(name)
+
+    yield add
+    for name in names:
+        AdvantageEstimatorRegistry.unregister(name)
+
+
+def run(name, **options):
+    return compute_advantages_and_returns(REWARDS, MASK, UIDS, name, AlgorithmConfig(), **options)
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    with pytest.raises(ConfigError, match=r"unknown advantage estimator 'grop'\. Did you mean 'grpo'\?.*rloo"):
+        run("grop")
+
+
+def test_upstreams_whole_signature_is_accepted(register):
+    seen = {}
+
+    def mine(token_level_rewards, response_mask, index, values, grpo_norm_by_std, gamma, lambd, config, **kwargs):
+        seen.update(kwargs, gamma=gamma, lambd=lambd, norm=grpo_norm_by_std, values=values, config=config, index=index)
+        return token_level_rewards * 2, token_level_rewards
+
+    register("mine", mine)
+    advantages, returns = run("mine", gamma=0.5, lambd=0.25, grpo_norm_by_std=False, loss_mask=MASK)
+    assert torch.equal(advantages, REWARDS * 2)
+    assert torch.equal(returns, REWARDS)
+    assert (seen["gamma"], seen["lambd"], seen["norm"], seen["values"]) == (0.5, 0.25, False, None)
+    assert isinstance(seen["config"], AlgorithmConfig)
+    assert list(seen["index"]) == UIDS
+    assert "loss_mask" not in seen  # only for those that name it
+
+
+def test_a_subset_of_the_arguments_is_enough(register):
+    register("few", lambda token_level_rewards, response_mask, **kwargs: (token_level_rewards,) * 2)
+    register("fewer", lambda token_level_rewards: (token_level_rewards,) * 2)
+    assert torch.equal(run("few")[0], REWARDS)
+    assert torch.equal(run("fewer")[0], REWARDS)
+
+
+def test_extras_go_to_those_that_name_them(register):
+    def with_extras(token_level_rewards, *, loss_mask, valid_rows, baseline_scores, reward_components):
+        assert loss_mask is MASK
+        assert valid_rows.tolist() == [True, False, True]
+        result = token_level_rewards - baseline_scores.unsqueeze(1) + reward_components["style"].unsqueeze(1)
+        return result, result
+
+    register("extras", with_extras)
+    advantages, _ = run(
+        "extras",
+        loss_mask=MASK,
+        valid_rows=torch.tensor([True, False, True]),
+        baseline_scores=torch.tensor([1.0, 2.0, 3.0]),
+        reward_components={"style": torch.tensor([0.5, 0.5, 0.5])},
+    )
+    assert advantages[:, 0].tolist() == [-0.5, -1.5, -2.0]
+
+
+def test_rows_are_cut_from_every_argument(register):
+    """An estimator that does not know of failed rows sees two rows everywhere."""
+
+    def cut(token_level_rewards, response_mask, index, values, *, baseline_scores, reward_components):
+        assert [len(x) for x in (token_level_rewards, response_mask, index, values, baseline_scores)] == [2] * 5
+        assert len(reward_components["style"]) == 2
+        assert index == ["a", "b"]
+        return token_level_rewards + 1, values
+
+    register("cut", cut)
+    advantages, returns = run(
+        "cut",
+        values=torch.full((3, 2), 7.0),
+        valid_rows=torch.tensor([True, False, True]),
+        baseline_scores=torch.zeros(3),
+        reward_components={"style": torch.zeros(3)},
+    )
+    assert advantages.tolist() == [[1.0, 2.0], [0.0, 0.0], [1.5, 1.0]]
+    assert returns.tolist() == [[7.0, 7.0], [0.0, 0.0], [7.0, 7.0]]
+
+
+def test_an_enum_names_an_estimator(register):
+    class Names(StrEnum):
+        MINE = "mine_by_enum"
+
+    register(Names.MINE, lambda token_level_rewards, **_: (token_level_rewards,) * 2)
+    assert torch.equal(run("mine_by_enum")[0], REWARDS)
+
+
+def test_no_gradient_is_recorded():
+    values = torch.zeros(3, 2, requires_grad=True)
+    advantages, returns = run("gae", values=values)
+    assert not advantages.requires_grad
+    assert not returns.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"values": torch.zeros(3, 5)}, r"values has shape \(3, 5\) but token_level_rewards has shape \(3, 2\)"),
+        ({"loss_mask": torch.zeros(2, 2)}, r"loss_mask has shape \(2, 2\)"),
+    ],
+)
+def test_a_wrong_shape_is_named(wrong, text):
+    with pytest.raises(ValueError, match=text):
+        run("grpo", **wrong)
+
+
+def test_a_missing_uid_is_named():
+    with pytest.raises(ValueError, match="index has 1 entries"):
+        compute_advantages_and_returns(REWARDS, MASK, ["a"], "grpo", AlgorithmConfig())
+
+
+def test_a_users_wrong_shape_is_named(register):
+    register("flat", lambda token_level_rewards: (token_level_rewards.sum(1), token_level_rewards))
+    with pytest.raises(ValueError, match=r"advantages has shape \(3,\)"):
+        run("flat")
+
+
+def test_batch_normalisation_uses_trained_tokens_only():
+    """Trained values 1 and 3: mean 2, second moment 1."""
+    advantages = torch.tensor([[1.0, 3.0, 100.0], [float("nan"), -50.0, 7.0]])
+    mask = torch.tensor([[1.0, 1, 0], [0, 0, 0]])
+    assert normalize_advantages(advantages, mask).tolist() == [[-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_batch_normalisation_of_equal_advantages_is_zero():
+    assert normalize_advantages(torch.full((2, 2), 3.0), torch.ones(2, 2)).tolist() == [[0.0, 0.0], [0.0, 0.0]]

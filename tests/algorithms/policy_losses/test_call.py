@@ -1,0 +1,113 @@
+"""How losses are called, built in or a user's."""
+
+import pytest
+import torch
+
+from skyrl.algorithms.loss_reduction import LOSS_REDUCTIONS, compute_loss_weights
+from skyrl.algorithms.policy_losses import PolicyLossRegistry, compute_policy_loss, register_policy_loss
+from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.errors import ConfigError
+
+CONFIG = AlgorithmConfig()
+LOG_PROBS = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
+OLD = torch.tensor([[-1.3, -2.1], [-0.4, -2.0]])
+ADVANTAGES = torch.tensor([[1.0, -1.0], [2.0, float("nan")]])
+MASK = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+
+
+def call(name_or_fn, **changes):
+    arguments = {
+        "log_probs": LOG_PROBS, "old_log_probs": OLD, "advantages": ADVANTAGES, "config": CONFIG,
+        "loss_mask": MASK, "rollout_logprobs": OLD, "loss_weights": None,
+    }  # fmt: skip
+    return compute_policy_loss(name_or_fn, **(arguments | changes))
+
+
+def plain_ppo(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
+    """Upstream's form: no weights, advantages scaled before, a masked sum."""
+    ratio = (log_probs - old_log_probs).exp()
+    clipped = ratio.clamp(1 - config.eps_clip_low, 1 + config.eps_clip_high)
+    return (-torch.minimum(ratio * advantages, clipped * advantages) * loss_mask).sum(), {"mine": 0.25}
+
+
+@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
+def test_a_custom_loss_without_weights_equals_the_built_in_one(reduction):
+    weights = compute_loss_weights(MASK, reduction, uids=["a", "b"], max_seq_len=7, micro_batch_size=1)
+    custom, metrics = call(plain_ppo, loss_weights=weights)
+    built_in, _ = call("regular", loss_weights=weights)
+    assert custom.item() == pytest.approx(built_in.item(), rel=1e-6)
+    assert metrics["mine"].item() == 0.25
+
+
+def test_a_custom_loss_may_take_weights_and_unscaled_advantages():
+    weights = torch.full((2, 2), 0.1)
+
+    def loss(log_probs, old_log_probs, advantages, config, loss_mask, *, loss_weights):
+        assert advantages is ADVANTAGES
+        assert loss_weights is weights
+        return log_probs.sum(), {}
+
+    call(loss, loss_weights=weights)
+
+
+def test_a_loss_that_lacks_rollout_logprobs_or_returns_a_bare_scalar_is_fine():
+    loss, metrics = call(
+        lambda log_probs, old_log_probs, advantages, config, loss_mask=None: (log_probs * loss_mask).sum()
+    )
+    assert loss.item() == -3.5
+    assert metrics == {}
+
+
+def test_the_first_three_arguments_may_have_any_name():
+    loss, _ = call(lambda logp, old_logp, adv: (logp - old_logp).sum())
+    assert loss.item() == pytest.approx((LOG_PROBS - OLD).sum().item())
+
+
+def test_a_loss_with_open_keywords_gets_the_known_ones():
+    def loss(log_probs, old_log_probs, advantages, **kwargs):
+        assert kwargs.keys() == {"config", "loss_mask", "rollout_logprobs"}
+        return log_probs.sum()
+
+    call(loss)
+
+
+def test_metrics_carry_no_gradient():
+    log_probs = LOG_PROBS.clone().requires_grad_()
+    _, metrics = call(lambda logp, *_: (logp.sum(), {"mean": logp.mean(), "one": 1}), log_probs=log_probs)
+    assert not metrics["mean"].requires_grad
+    assert metrics["one"].item() == 1.0
+
+
+def test_old_log_probs_may_be_missing_for_a_loss_that_does_not_read_them():
+    register_policy_loss("no_old", needs_old_logprobs=False)(lambda logp, old_logp, adv: logp.sum())
+    try:
+        call("no_old", old_log_probs=None)
+    finally:
+        PolicyLossRegistry.unregister("no_old")
+    with pytest.raises(ValueError, match="'regular' needs old_log_probs"):
+        call("regular", old_log_probs=None)
+
+
+def test_missing_rollout_log_probs_are_named():
+    register_policy_loss("anchored", needs_rollout_logprobs=True)(lambda logp, old_logp, adv: logp.sum())
+    try:
+        with pytest.raises(ValueError, match=r"generator\.sampling_params\.logprobs"):
+            call("anchored", rollout_logprobs=None)
+    finally:
+        PolicyLossRegistry.unregister("anchored")
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    with pytest.raises(ConfigError, match="Did you mean 'regular'"):
+        call("regulr")
+
+
+@pytest.mark.parametrize("name", ["old_log_probs", "advantages", "loss_mask", "rollout_logprobs", "loss_weights"])
+def test_a_wrong_shape_names_the_tensor_and_both_shapes(name):
+    with pytest.raises(ValueError, match=rf"{name} has shape \(2, 3\) but log_probs has shape \(2, 2\)"):
+        call("regular", **{name: torch.zeros(2, 3)})
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+    with pytest.raises(ValueError, match=r"returned shape \(2,\); sum it"):
+        call(lambda logp, *_: logp.sum(dim=1))
