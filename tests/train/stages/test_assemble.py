@@ -1,0 +1,92 @@
+"""From rollouts to a training batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from skyrl.errors import ConfigError
+from skyrl.train.stages.assemble import assemble, token_level_rewards
+
+
+def output(**changes):
+    return {
+        "prompt_token_ids": [[1, 2], [3, 4, 5]],
+        "response_ids": [[6, 7, 8], [9]],
+        "rewards": [0.5, 1.5],
+        "loss_masks": [[1, 0, 1], [1]],
+        "stop_reasons": ["stop", "length"],
+        "rollout_logprobs": [[-1.0, 0.0, -2.0], [-3.0]],
+    } | changes
+
+
+def test_a_batch_has_the_spec_values():
+    batch = assemble(output(), ["a", "b"], pad_token_id=0)
+    assert batch["sequences"].tolist() == [[1, 2, 6, 7, 8], [0, 3, 4, 5, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [0, 1, 1, 1, 1]]
+    assert batch["response_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert batch["rewards"].tolist() == [[0.0, 0.0, 0.5], [0.0, 0.0, 1.5]]
+    assert batch["loss_mask"].tolist() == [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
+    assert batch["rollout_logprobs"].tolist() == [[-1.0, 0.0, -2.0], [0.0, 0.0, -3.0]]
+    assert batch["valid_rows"].tolist() == [True, True]
+    assert batch.metadata == {"uids": ["a", "b"], "response_length": 3, "avg_response_length": 2.0}
+
+
+def test_a_failed_rollout_is_a_row_but_no_sample():
+    for reason in ("error", "abort", "timeout", "agent_timeout"):
+        batch = assemble(output(stop_reasons=["stop", reason]), ["a", "a"], pad_token_id=0)
+        assert batch["valid_rows"].tolist() == [True, False]
+        assert batch["loss_mask"][1].tolist() == [0.0, 0.0, 0.0]
+        assert batch["rewards"][1].tolist() == [0.0, 0.0, 0.0]
+        assert batch["loss_mask"][0].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_a_failed_rollout_may_have_no_tokens():
+    batch = assemble(
+        output(
+            prompt_token_ids=[[1, 2], []], response_ids=[[6], []], rewards=[1.0, 0.0], loss_masks=[[1], []],
+            stop_reasons=["stop", "error"], rollout_logprobs=[[-1.0], []],
+        ),
+        ["a", "a"], pad_token_id=9,
+    )  # fmt: skip
+    assert batch["sequences"].tolist() == [[1, 2, 6], [9, 9, 9]]
+    assert batch["attention_mask"][1].tolist() == [0, 0, 0]
+
+
+def test_rewards_per_token_stay_where_they_are():
+    batch = assemble(output(rewards=[[0.25, 0.0, 0.25], [1.0]]), ["a", "b"], pad_token_id=0)
+    assert batch["rewards"].tolist() == [[0.25, 0.0, 0.25], [0.0, 0.0, 1.0]]
+
+
+def test_a_scalar_reward_goes_to_the_last_token():
+    rewards = token_level_rewards([1.5, np.float32(2.0), [0.5, 0.0], 3.0], [[1, 2], [1], [1, 2], []])
+    assert [list(row) for row in rewards] == [[0.0, 1.5], [2.0], [0.5, 0.0], []]
+
+
+def test_what_a_generator_leaves_out_is_left_out():
+    batch = assemble(output(stop_reasons=None, rollout_logprobs=None), ["a", "b"], pad_token_id=0)
+    assert "rollout_logprobs" not in batch
+    assert batch["valid_rows"].all()
+    assert "is_last_step" not in batch.metadata
+    assert (
+        assemble(output(is_last_step=[True, True]), ["a", "b"], pad_token_id=0).metadata["is_last_step"] == [True] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "uids", "text"),
+    [
+        ({}, ["a"], "1 uids but 2 rollouts"),
+        ({"stop_reasons": ["stop"]}, ["a", "b"], "1 stop reasons but 2 rollouts"),
+        ({"loss_masks": [[1, 1], [1]]}, ["a", "b"], "loss_masks of row 0 has 2 values but its response has 3 tokens"),
+    ],
+)
+def test_lengths_that_disagree_are_named(changes, uids, text):
+    with pytest.raises(AssertionError, match=text):
+        assemble(output(**changes), uids, pad_token_id=0)
+
+
+def test_what_cannot_be_trained_on_yet_is_refused():
+    with pytest.raises(ConfigError, match="images"):
+        assemble(output(pixel_values=[torch.zeros(1)] * 2), ["a", "b"], pad_token_id=0)
+    with pytest.raises(ConfigError, match="rollout_expert_indices"):
+        assemble(output(rollout_expert_indices=[np.zeros((1, 1, 1))] * 2), ["a", "b"], pad_token_id=0)
