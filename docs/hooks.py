@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
 from typing import Any
 
@@ -17,8 +18,8 @@ from skyrl.config.schema import describe_type
 PAGE = "reference/config.md"
 INTRODUCTION = """# Configuration keys
 
-Every key of `skyrl.train.entrypoints.main_base`, with its default and its sentence in the source. This page is generated
-from the dataclasses in `skyrl/config/`. How keys are set, swept and bundled:
+Every key of `skyrl.train.entrypoints.main_base`, with its default and its sentence in the source. This page is
+generated from the dataclasses in `skyrl/config/`. How keys are set, swept and bundled:
 [Configuration](../getting-started/configuration.md).
 """
 
@@ -67,7 +68,8 @@ def _dataclass_of(hint: Any) -> type | None:
 
 def _plain_default(defaults: Any, name: str) -> str:
     value = OmegaConf.to_container(defaults, resolve=False)[name]
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text.replace(os.path.expanduser("~"), "~")
 
 
 def _cell(text: str) -> str:
