@@ -1,0 +1,51 @@
+"""Every CPU recipe of examples/, end to end with --smoke: real servers, real training, two steps."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "examples" / "train"
+
+pytestmark = [pytest.mark.recipe, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def run_recipe(tmp_path):
+    """Runs a script with --smoke, all files below ``tmp_path``; returns standard output and the metrics by step."""
+
+    def run(script: str) -> tuple[str, list[dict]]:
+        environment = os.environ | {"DATA_DIR": str(tmp_path / "data"), "UV_NO_SYNC": "1"}
+        overrides = [f"trainer.ckpt_path={tmp_path}/ckpts", f"trainer.export_path={tmp_path}/exports"]
+        command = ["bash", str(TRAIN / script), "--smoke", *overrides, f"trainer.run_dir={tmp_path}/run"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380)
+        assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        return done.stdout, [json.loads(line) for line in lines]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "script", ["quickstart/run_quickstart.sh", "gsm8k/run_gsm8k_cpu.sh", "multiply/run_multiply_cpu.sh"]
+)
+def test_a_recipe_trains_two_steps(run_recipe, script, tmp_path):
+    output, records = run_recipe(script)
+    steps = [record for record in records if "policy/final_loss" in record or "timing/step" in record]
+    assert [record["step"] for record in steps] == [1, 2]
+    for record in steps:
+        assert all(math.isfinite(value) for name, value in record.items() if name.startswith(("policy/", "reward/")))
+        assert record["policy/rollout_train_logprobs_abs_diff_mean"] <= 0.06
+    assert steps[-1]["weight_sync/version"] > steps[0]["weight_sync/version"]
+    assert sum("eval/all/avg_score" in record for record in records) == 2
+    assert (tmp_path / "ckpts" / "global_step_2" / "COMPLETE").exists()
+    if "quickstart" in script:
+        summary = json.loads(output.strip().splitlines()[-1])
+        assert summary["steps"] == 2
+        assert summary["cold_start_s"] > 0
