@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,12 +21,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import (
-    finalize_layerwise_reload,
-    get_layerwise_info,
-    initialize_layerwise_reload,
-)
-from vllm.model_executor.model_loader.reload.layerwise import LOADING_LAYERS
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import LOADING_LAYERS, get_layerwise_info
 
 from skyrl.backends.skyrl_train.weight_sync.broadcast import NCCL_ENGINE
 from skyrl.backends.skyrl_train.weight_sync.cuda_ipc import IPC_ENGINE, IpcHandle, open_handle
@@ -40,6 +37,8 @@ from skyrl.backends.skyrl_train.weight_sync.group import (
 from skyrl.backends.skyrl_train.weight_sync.packing import BucketLayout, bucket_views, require_checksum
 
 logger = logging.getLogger(__name__)
+
+_RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 
 
 @dataclass
@@ -142,7 +141,8 @@ class BucketReceiver(WeightTransferEngine):
         """
         if not self._complete:
             raise RuntimeError(f"the weight update ended after {self._next_index} buckets; the last one never came")
-        finalize_layerwise_reload(self.model, self.model_config)
+        with _quiet(_RELOAD_LOGGER):
+            finalize_layerwise_reload(self.model, self.model_config)
         repack_tied_heads(self.model)
         self._complete = False
 
@@ -263,6 +263,20 @@ class CudaIpcWeightTransferEngine(BucketReceiver):
         """See `BucketReceiver.receive_weights`; loads at once, for the trainer frees the bucket after the call."""
         super().receive_weights(update_info)
         self._load_waiting()
+
+
+@contextlib.contextmanager
+def _quiet(noisy: logging.Logger) -> Iterator[None]:
+    """Silence warnings: every layer without tensors of its own (rotary tables, a tied head) would give one a sync.
+
+    That all tensors came is checked before, by the sequence of buckets.
+    """
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        noisy.setLevel(level)
 
 
 def discard_partial_reload(model: torch.nn.Module) -> None:

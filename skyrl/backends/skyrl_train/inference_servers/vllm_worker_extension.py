@@ -34,7 +34,10 @@ class SkyRLWorkerExtension:
     _skyrl_weight_version = 0
 
     def skyrl_worker_info(self) -> dict[str, Any]:
-        """Who this worker is: rank, device, UUID of its GPU, number of parameters, weight version."""
+        """Who this worker is: rank, device, UUID of its GPU, weight version, and its model.
+
+        ``num_parameters`` counts those that are visible; a CPU engine keeps most of its weights packed elsewhere.
+        """
         cuda = self.device.type == "cuda"
         return {
             "rank": self.rank,

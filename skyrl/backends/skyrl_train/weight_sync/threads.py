@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -18,11 +20,12 @@ class SerialThread:
     """One daemon thread that runs the calls given to it in order.
 
     A call that never returns (a collective whose peer died) can be abandoned: the thread keeps what the call
-    holds alive, and the process may still exit.
+    holds alive, and the process may still exit. The thread works on the GPU that is current where it is made.
     """
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -69,6 +72,8 @@ class SerialThread:
         self._jobs.put(None)
 
     def _work(self) -> None:
+        if self._cuda_device is not None:
+            torch.cuda.set_device(self._cuda_device)
         while (job := self._jobs.get()) is not None:
             job()
             del job

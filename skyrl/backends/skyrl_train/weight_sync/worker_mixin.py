@@ -8,6 +8,7 @@ import logging
 import torch
 import torch.distributed as dist
 
+from skyrl.backends.skyrl_train.device import device
 from skyrl.backends.skyrl_train.weight_sync.base import (
     EngineUpdateClient,
     RankAgreement,
@@ -40,8 +41,6 @@ class WeightSyncWorkerMixin:
     """Trainer processes."""
     is_colocated: bool
     """Whether trainer ranks and engine workers share GPUs."""
-    weight_device: torch.device
-    """Where extracted tensors lie: ``cpu``, or this rank's GPU."""
 
     _sender: WeightTransferSender | None = None
     _agreement: RankAgreement | None = None
@@ -55,7 +54,7 @@ class WeightSyncWorkerMixin:
         """
         self._wire_dtype = torch_dtype(ie_cfg.model_dtype)
         agreement = self._agreement = self._agreement or self._make_agreement(ie_cfg)
-        strategy = get_transfer_strategy(ie_cfg.weight_sync_backend, self.is_colocated, self.weight_device.type)
+        strategy = get_transfer_strategy(ie_cfg.weight_sync_backend, self.is_colocated, device().type)
         error: BaseException | None = None
         try:
             await self._open_sender(strategy, client, ie_cfg, agreement)
@@ -111,9 +110,7 @@ class WeightSyncWorkerMixin:
         if self.rank == 0:
             workers, _ = await client.get_world_size()
             init_info = strategy.create_init_info(ie_cfg, workers, server_urls=client.server_urls)
-        self._sender = strategy.create_sender(
-            init_info, client, ie_cfg=ie_cfg, agreement=agreement, device=self.weight_device
-        )
+        self._sender = strategy.create_sender(init_info, client, ie_cfg=ie_cfg, agreement=agreement, device=device())
         await self._sender.open()
 
     def _drop_sender(self) -> None:
