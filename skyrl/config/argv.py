@@ -85,6 +85,14 @@ def is_hydra_token(token: str) -> bool:
     return True
 
 
+def is_sweep_of(token: str, key: str) -> bool:
+    """Whether the token gives ``key`` several values, as in ``trainer.seed=1,2``."""
+    if not is_hydra_token(token):
+        return False
+    override = OverridesParser.create().parse_override(token)
+    return override.key_or_group == key and bool(override.is_sweep_override())
+
+
 def normalise_token(token: str) -> str:
     """Rewrite ``key=value`` for Hydra, reading the value as YAML, if Hydra cannot read it as it stands.
 

@@ -42,6 +42,10 @@ class RootConfig(BaseConfig):
     """Name of the root in Hydra's config store, for ``defaults: [NAME, _self_]`` in files."""
     SOURCES: ClassVar[Mapping[str, str]] = {}
     """Keys without a default of their own, and the keys whose values they take."""
+    LOG_KEY: ClassVar[str] = "log_path"
+    """Key of the folder under which Hydra may write."""
+    JOB_KEYS: ClassVar[tuple[str, ...]] = ()
+    """Keys of names, and of folders (ending in ``_path`` or ``_dir``), that two jobs of a sweep must not share."""
 
     def finalize(self) -> Self:
         """Set what follows from other settings, in place. Idempotent."""

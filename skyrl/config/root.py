@@ -27,6 +27,13 @@ class SkyRLTrainConfig(RootConfig):
 
     STORE_NAME: ClassVar[str] = "skyrl_train"
     SOURCES: ClassVar[Mapping[str, str]] = TRAIN_SOURCES
+    LOG_KEY: ClassVar[str] = "trainer.log_path"
+    JOB_KEYS: ClassVar[tuple[str, ...]] = (
+        "trainer.ckpt_path",
+        "trainer.export_path",
+        "trainer.run_dir",
+        "trainer.run_name",
+    )
 
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts."""
