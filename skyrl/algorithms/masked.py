@@ -38,16 +38,17 @@ def masked_mean(
 
     Args:
         values: Any shape.
-        mask: Zeros hide, other values weigh. None gives the plain mean.
+        mask: Zeros hide, the values of a floating-point mask weigh. None gives the plain mean.
         dim: The dimension that disappears; None for all.
     """
     if mask is None:
         return values.mean() if dim is None else values.mean(dim)
-    weights = mask.to(values.dtype)
-    total = hide(values, mask) * weights
+    shown = hide(values, mask)
+    if mask.dtype.is_floating_point:  # other masks are 0 and 1 already
+        shown = shown * mask
     if dim is None:
-        return total.sum() / weights.sum().clamp(min=1.0)
-    return total.sum(dim) / weights.sum(dim).clamp(min=1.0)
+        return shown.sum() / mask.sum().clamp(min=1)
+    return shown.sum(dim) / mask.sum(dim).clamp(min=1)
 
 
 def masked_var(
@@ -72,9 +73,11 @@ def masked_whiten(
         zeros then, with a warning.
     """
     shown: Bool[Tensor, "*shape"] = mask.bool()
-    if int(shown.sum()) < 2:
+    count = int(torch.count_nonzero(shown))
+    if count < 2:
         logger.warning("Whitening needs at least two unmasked values; the result is zero everywhere")
         return torch.zeros_like(values)
-    mean = masked_mean(values, mask)
-    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
-    return hide(whitened if shift_mean else whitened + mean, shown)
+    mean = hide(values, shown).sum() / count
+    centred = hide(values - mean, shown)
+    whitened = centred * torch.rsqrt(centred.square().sum() / (count - 1) + 1e-8)
+    return whitened if shift_mean else hide(whitened + mean, shown)
