@@ -1,0 +1,172 @@
+"""The policy's loss of one micro-batch, and what is measured on the way.
+
+L = Σ w·m·(L_t + kl_coef·KL_t - ent_coef·H_t) with the weights w of the loss reduction: the sum over all
+micro-batches of all ranks is the loss, however the mini-batch is cut (algorithms.md 8).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from skyrl.algorithms.kl import compute_approx_kl
+from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.policy_losses import compute_policy_loss
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.backends.skyrl_train.workers.metrics import MetricBuffer
+from skyrl.config.algorithm import AlgorithmConfig
+
+GAP = "minibatch_rollout_logprobs_abs_diff"
+_RHO, _RHO_SQUARE, _RHO_COUNT = "_rho_sum", "_rho_square_sum", "_rho_count"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRows:
+    """One micro-batch as the loss reads it; tensors are [rows, response]."""
+
+    loss_mask: Float[Tensor, "rows response"]
+    """Not 0 = trains; other values than 1 scale."""
+    advantages: Float[Tensor, "rows response"]
+    """Not scaled by the reduction."""
+    response_mask: Tensor
+    """1 = after the prompt."""
+    loss_weights: Tensor | None
+    """The loss reduction; None sums plainly."""
+    old_log_probs: Tensor | None
+    """Before this update."""
+    ref_log_probs: Tensor | None
+    """Of the reference."""
+    rollout_logprobs: Tensor | None
+    """Of the policy that sampled."""
+
+    @classmethod
+    def from_batch(cls, batch: TrainingInputBatch) -> PolicyRows:
+        """Rename upstream's batch keys."""
+        mask = batch["loss_mask"]
+        return cls(
+            loss_mask=mask,
+            advantages=batch["advantages"] if batch.get("advantages") is not None else torch.zeros_like(mask),
+            response_mask=batch["response_mask"],
+            loss_weights=batch.get("loss_weights"),
+            old_log_probs=batch.get("action_log_probs"),
+            ref_log_probs=batch.get("base_action_log_probs"),
+            rollout_logprobs=batch.get("rollout_logprobs"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """How one micro-batch enters the gradient."""
+
+    dp_size: int
+    """FSDP averages gradients over this many ranks; the loss is multiplied to undo it."""
+    row_share: float
+    """Rows of the micro-batch over rows of the rank; only `legacy_regularizer_reduction` uses it."""
+
+
+def policy_loss(
+    rows: PolicyRows,
+    log_probs: Float[Tensor, "rows response"],
+    entropy: Float[Tensor, "rows response"],
+    loss_name: str,
+    algorithm: AlgorithmConfig,
+    scale: LossScale,
+    metrics: MetricBuffer,
+) -> Float[Tensor, ""]:
+    """Value to call backward on; adds the micro-batch's metrics.
+
+    Args:
+        rows: The micro-batch.
+        log_probs: Of the model now, in nats (has grad).
+        entropy: Of the model now, in nats.
+        loss_name: Registered policy loss.
+        algorithm: The config that this loss sees.
+        scale: See `LossScale`.
+        metrics: Gets this micro-batch's numbers.
+    """
+    loss, loss_metrics = compute_policy_loss(
+        loss_name,
+        log_probs=log_probs,
+        old_log_probs=rows.old_log_probs,
+        advantages=rows.advantages,
+        config=algorithm,
+        loss_mask=rows.loss_mask,
+        rollout_logprobs=rows.rollout_logprobs,
+        loss_weights=rows.loss_weights,
+    )
+    regularizer, undo_mean = _regularizer(rows, log_probs, entropy, algorithm, scale, metrics)
+    metrics.add_sum("policy_loss", loss)
+    metrics.add_sum("final_loss", loss + regularizer)
+    weight = (rows.loss_mask != 0).sum()
+    for name, value in loss_metrics.items():
+        metrics.add_named(f"loss_metrics/{name}", value, weight)
+    with torch.no_grad():
+        add_diagnostics(rows, log_probs.detach(), entropy.detach(), metrics)
+    return loss * scale.dp_size + regularizer * undo_mean
+
+
+def _regularizer(
+    rows: PolicyRows,
+    log_probs: Tensor,
+    entropy: Tensor,
+    algorithm: AlgorithmConfig,
+    scale: LossScale,
+    metrics: MetricBuffer,
+) -> tuple[Tensor, float]:
+    """KL and entropy terms, and the factor that undoes the mean over ranks."""
+    zero = log_probs.new_zeros(())
+    if not (algorithm.use_kl_loss or algorithm.use_entropy_loss):
+        return zero, 1.0
+    kl = zero
+    if algorithm.use_kl_loss:
+        if rows.ref_log_probs is None:
+            raise ValueError("trainer.algorithm.use_kl_loss=true needs base_action_log_probs in the batch")
+        trained = (rows.loss_mask != 0).to(log_probs.dtype)
+        kl = compute_approx_kl(log_probs, rows.ref_log_probs, trained, algorithm.kl_estimator_type)
+        metrics.add_mean("policy_kl", kl.sum(), trained.sum())
+    entropy_coef = algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0
+    kl_coef = algorithm.kl_loss_coef if algorithm.use_kl_loss else 0.0
+    if algorithm.legacy_regularizer_reduction:
+        kl_mean = masked_mean(kl, rows.loss_mask, dim=-1).mean() if algorithm.use_kl_loss else zero
+        mean = kl_coef * kl_mean - entropy_coef * masked_mean(entropy, rows.loss_mask)
+        return mean * scale.row_share, 1.0
+    terms = kl_coef * kl - (entropy_coef * entropy if entropy_coef else 0.0)
+    return weighted_sum(terms, rows.loss_mask, rows.loss_weights), float(scale.dp_size)
+
+
+def add_diagnostics(rows: PolicyRows, log_probs: Tensor, entropy: Tensor, metrics: MetricBuffer) -> None:
+    """Entropy, lengths, and how far the policy is from the old one and from the sampler."""
+    trained = rows.loss_mask != 0
+    count = trained.sum()
+    metrics.add_mean("policy_entropy", hide(entropy, trained).sum(), count)
+    real_rows = trained.any(dim=-1)
+    lengths = rows.response_mask.sum(dim=-1)
+    metrics.add_mean("response_length", (lengths * real_rows).sum(), real_rows.sum())
+    if rows.old_log_probs is not None:
+        log_ratio = hide(log_probs - rows.old_log_probs, trained).clamp(-20.0, 20.0)
+        ratio = log_ratio.exp()
+        metrics.add_mean("ratio_mean", hide(ratio, trained).sum(), count)
+        metrics.add_mean("approx_kl_old", hide(ratio - 1.0 - log_ratio, trained).sum(), count)
+    if rows.rollout_logprobs is not None:
+        gap = hide(log_probs - rows.rollout_logprobs, trained)
+        rho = hide(gap.clamp(-20.0, 20.0).exp(), trained)
+        metrics.add_sum(_RHO, rho.sum())
+        metrics.add_sum(_RHO_SQUARE, rho.square().sum())
+        metrics.add_sum(_RHO_COUNT, count)
+        gap = gap.abs()
+        metrics.add_mean(f"{GAP}_mean", gap.sum(), count)
+        metrics.add_mean(f"{GAP}_sq_mean", gap.square().sum(), count)
+        metrics.add_max(f"{GAP}_max", torch.where(trained, gap, -torch.inf).max())
+        metrics.add_min(f"{GAP}_min", torch.where(trained, gap, torch.inf).min())
+
+
+def finish_policy_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Turn the sums over all ranks into `ess_rollout` = (Σρ)² / (N·Σρ²)."""
+    done = dict(metrics)
+    total, square, count = (done.pop(name, 0.0) for name in (_RHO, _RHO_SQUARE, _RHO_COUNT))
+    if count and square:
+        done["ess_rollout"] = total * total / (count * square)
+    return done
