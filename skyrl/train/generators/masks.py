@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
+from typing import Any
 
+from skyrl.train.generators.rewards import is_scalar
 from skyrl.types.rollout import classify_stop_reason
 
 
@@ -24,10 +25,9 @@ def zero_rewards_on_non_stop(
     """Return rewards that are zero, in the same form, for truncated and failed rows."""
     if len(rewards) != len(stop_reasons):
         raise AssertionError(f"{len(rewards)} rewards for {len(stop_reasons)} stop reasons")
-    zeroed = []
-    for reward, reason in zip(rewards, stop_reasons, strict=True):
-        if classify_stop_reason(reason) == "finished":
-            zeroed.append(reward)
-        else:
-            zeroed.append(0.0 if isinstance(reward, Real) else [0.0] * len(reward))
-    return zeroed
+    pairs: list[tuple[Any, str]] = list(zip(rewards, stop_reasons, strict=True))
+    return [reward if classify_stop_reason(reason) == "finished" else _zero_like(reward) for reward, reason in pairs]
+
+
+def _zero_like(reward: float | Sequence[float]) -> Any:
+    return 0.0 if is_scalar(reward) else [0.0] * len(reward)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from skyrl.train.generators.base import GeneratorOutput, MetricsOutput
+from skyrl.train.generators.rewards import is_scalar, total_reward
 from skyrl.types.rollout import classify_stop_reason
 from skyrl_gym.metrics import aggregate_for_environment
 
 Rewards = Sequence[float] | Sequence[Sequence[float]]
-
-
-def total_reward(reward: float | Sequence[float]) -> float:
-    """Return the reward of a rollout, per-token rewards summed."""
-    return float(np.sum(reward))
 
 
 def valid_rows(stop_reasons: Sequence[str] | None, num_rows: int) -> list[int]:
@@ -41,7 +36,7 @@ def get_metrics_from_generator_output(output: GeneratorOutput, uids: Sequence[st
     rewards = output["rewards"]
     if not rewards:
         raise ValueError("there are no rewards")
-    if any(not isinstance(reward, Real) and len(reward) == 0 for reward in rewards):
+    if any(not is_scalar(reward) and len(reward) == 0 for reward in rewards):
         raise ValueError("a per-token reward list is empty")
     rows = valid_rows(output.get("stop_reasons"), len(rewards))
     if not rows:
@@ -59,7 +54,7 @@ def get_metrics_from_generator_output(output: GeneratorOutput, uids: Sequence[st
 
 
 def _final_reward(reward: float | Sequence[float], mask: Sequence[int] | None) -> float:
-    if isinstance(reward, Real):
+    if is_scalar(reward):
         return float(reward)
     trained = np.flatnonzero(mask) if mask is not None else np.array([], dtype=int)
     return float(reward[int(trained[-1])] if trained.size else reward[-1])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
+from skyrl.train.generators.rewards import is_scalar
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def validate_generator_output(num_prompts: int, output: GeneratorOutput, step_wi
         column: Any = output.get(name)
         if column is not None:
             _require(len(column) == num_rows, f"{name} has {len(column)} rows, response_ids has {num_rows}")
-    scalar = [isinstance(reward, Real) for reward in output["rewards"]]
+    scalar = [is_scalar(reward) for reward in output["rewards"]]
     _require(all(scalar) or not any(scalar), "rewards mixes numbers and per-token lists")
     for row in range(num_rows):
         _check_row(output, row)
@@ -70,11 +70,11 @@ def _check_row(output: GeneratorOutput, row: int) -> None:
     length = len(output["response_ids"][row])
     mask, reward = output["loss_masks"][row], output["rewards"][row]
     _require(len(mask) == length, f"row {row}: loss_masks has {len(mask)} entries, response_ids has {length}")
-    if not isinstance(reward, Real):
+    if not is_scalar(reward):
         _require(len(reward) == length, f"row {row}: rewards has {len(reward)} entries, response_ids has {length}")
     _require(len(output["prompt_token_ids"][row]) > 0, f"row {row}: prompt_token_ids is empty")
     for name in ("prompt_token_ids", "response_ids"):
-        _check_token_ids(output[name][row], f"row {row}: {name}")  # type: ignore[literal-required]
+        _check_token_ids(output[name][row], f"row {row}: {name}")
     logprobs = output.get("rollout_logprobs")
     if logprobs is None:
         return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from skyrl.train.generators.base import GeneratorOutput
 from skyrl.train.generators.columns import slice_generator_output
+from skyrl.train.generators.rewards import is_scalar
 
 
 @dataclass
@@ -67,7 +67,7 @@ def _begin(output: GeneratorOutput, row: int) -> _Group:
         prompt=list(output["prompt_token_ids"][row]),
         response=list(output["response_ids"][row]),
         mask=list(output["loss_masks"][row]),
-        rewards=None if isinstance(reward, Real) else list(reward),
+        rewards=None if is_scalar(reward) else list(reward),
         logprobs=None if logprobs is None else list(logprobs[row]),
     )
 
