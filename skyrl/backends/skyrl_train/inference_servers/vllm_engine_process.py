@@ -42,6 +42,7 @@ class EngineThread(threading.Thread):
         self._ended, self._end_signal = os.pipe()
         self.handlers: dict[int, _SignalHandler] = {}
         self.exitcode: int | None = None
+        self.failure: BaseException | None = None
         self.pid: int | None = None
 
     @property
@@ -74,11 +75,21 @@ class EngineThread(threading.Thread):
     kill = terminate
 
 
-class _ThreadContext:
+class EngineThreads:
     """Looks like a multiprocessing context; its processes are threads."""
 
+    def __init__(self) -> None:
+        self._threads: list[EngineThread] = []
+
     def Process(self, *, target: Callable[..., None], name: str, kwargs: dict[str, Any]) -> EngineThread:
-        return EngineThread(target, name, kwargs)
+        """A new engine thread, not yet started."""
+        thread = EngineThread(target, name, kwargs)
+        self._threads.append(thread)
+        return thread
+
+    def failure(self) -> BaseException | None:
+        """What ended an engine thread, if one failed."""
+        return next((thread.failure for thread in self._threads if thread.failure is not None), None)
 
 
 class _ThreadSignals:
@@ -132,18 +143,21 @@ class _GuardedContext:
         return getattr(self._context, name)
 
     def Process(self, *, target: Callable[..., None], name: str, kwargs: dict[str, Any]) -> SpawnProcess:
+        """A new child, not yet started."""
         me = psutil.Process()
         arguments = ((me.pid, me.create_time()), target, kwargs)
         return self._context.Process(target=_run_guarded, name=name, args=arguments)
 
 
-def use_engine_threads() -> None:
+def use_engine_threads() -> EngineThreads:
     """From now on, vLLM's engine core of this process is a thread of it. Call before the engine is built."""
     import vllm.v1.engine.core
     import vllm.v1.engine.utils
 
-    vllm.v1.engine.utils.get_mp_context = _ThreadContext
+    threads = EngineThreads()
+    vllm.v1.engine.utils.get_mp_context = lambda: threads
     vllm.v1.engine.core.signal = _ThreadSignals()
+    return threads
 
 
 def use_guarded_processes() -> None:

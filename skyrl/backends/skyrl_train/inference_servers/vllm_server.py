@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from skyrl.backends.skyrl_train.inference_servers import vllm_engine_process
+from skyrl.backends.skyrl_train.inference_servers.vllm_engine_process import EngineThreads
 from skyrl.errors import ConfigError, DeadlineError, InferenceError
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class VLLMServer:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._failure: BaseException | None = None
+        self._engine_threads: EngineThreads | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-server", daemon=True)
 
     @property
@@ -68,7 +71,7 @@ class VLLMServer:
         deadline = time.monotonic() + timeout_s
         while not self._answers_health():
             if self._ended.wait(HEALTH_POLL_S):
-                raise self._error("ended while starting") from self._failure
+                raise self._error("ended while starting")
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     "the server actor",
@@ -88,7 +91,7 @@ class VLLMServer:
             return False
         if self._stopping.is_set():
             return True
-        raise self._error("died") from self._failure
+        raise self._error("died")
 
     def stop(self, timeout_s: float) -> bool:
         """Stop gracefully: running requests are aborted, the engine ends, the port is free. True when done in time."""
@@ -120,10 +123,8 @@ class VLLMServer:
         from vllm.entrypoints.openai import api_server
         from vllm.utils.system_utils import set_ulimit
 
-        from skyrl.backends.skyrl_train.inference_servers import vllm_engine_process
-
         if self._mode == "embedded":
-            vllm_engine_process.use_engine_threads()
+            self._engine_threads = vllm_engine_process.use_engine_threads()
         else:
             vllm_engine_process.use_guarded_processes()
         api_server.validate_api_server_args(self._args)
@@ -144,8 +145,12 @@ class VLLMServer:
         return f"{self._args.host}:{self._args.port}"
 
     def _error(self, what: str) -> InferenceError:
-        cause = f": {type(self._failure).__name__}: {self._failure}" if self._failure else " (engine core died)"
-        return InferenceError(f"vLLM server at {self._address()} ({self._mode} mode) {what}{cause}")
+        in_engine = self._engine_threads.failure() if self._engine_threads is not None else None
+        cause = in_engine or self._failure
+        reason = f"{type(cause).__name__}: {cause}" if cause is not None else "its engine core ended; see the log"
+        error = InferenceError(f"vLLM server at {self._address()} ({self._mode} mode) {what}: {reason}")
+        error.__cause__ = cause
+        return error
 
 
 class _ServerLoop:
