@@ -1,0 +1,7 @@
+"""Facade: the names of `skyrl.train.utils`, under upstream's second path."""
+
+from skyrl.train.utils import HOMES
+from skyrl.utils.lazy import lazy_names
+
+__all__ = list(HOMES)
+__getattr__ = lazy_names(__name__, HOMES)
