@@ -7,6 +7,7 @@ it equals N unless a generator emits one row per turn.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
@@ -105,6 +106,9 @@ class MetricsOutput(TypedDict):
 
 class GeneratorInterface(ABC):
     """Makes rollouts. Subclass it to bring your own agent; nothing else of the trainer changes."""
+
+    on_rollout_done: Callable[[], None] = staticmethod(lambda: None)
+    """Set by the trainer; a generator that calls it after each rollout gets a progress line."""
 
     @abstractmethod
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:

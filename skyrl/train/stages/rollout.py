@@ -1,0 +1,101 @@
+"""Rollout stage: dataset rows become the columns that training reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import ConfigError
+from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput, TrainingPhase
+from skyrl.train.generators.utils import prepare_generator_input, validate_generator_output
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledOut:
+    """What one trip through the generator gave."""
+
+    inputs: GeneratorInput
+    """What was asked for."""
+    output: GeneratorOutput
+    """One row per rollout, without `rollout_metrics`."""
+    uids: list[str]
+    """The prompt's uid of every row."""
+    metrics: dict[str, Any]
+    """`generate/*` and `environment/*` of the whole batch."""
+
+
+def drop_uneven_tail(prompts: list[dict[str, Any]], *, samples: int, dp_lcm: int) -> list[dict[str, Any]]:
+    """Drop the last prompts until the rollouts divide by every role's data-parallel size.
+
+    Args:
+        prompts: One entry per prompt.
+        samples: Rollouts per prompt.
+        dp_lcm: Least common multiple of the data-parallel sizes.
+
+    Raises:
+        ConfigError: If no prompt would be left.
+    """
+    stride = dp_lcm // gcd(dp_lcm, samples)
+    kept = len(prompts) // stride * stride
+    if kept == 0:
+        raise ConfigError(
+            f"trainer.train_batch_size={len(prompts)} prompts times generator.n_samples_per_prompt={samples} can't be "
+            f"divided over {dp_lcm} data-parallel ranks; use a multiple of {stride} prompts"
+        )
+    return prompts[:kept]
+
+
+class RolloutStage:
+    """Runs the generator on a batch of dataset rows."""
+
+    def __init__(self, generator: GeneratorInterface, cfg: SkyRLTrainConfig) -> None:
+        self.generator = generator
+        self._cfg = cfg
+        engine = cfg.generator.inference_engine.backend
+        self._sampling = {
+            "train": get_sampling_params_for_backend(engine, cfg.generator.sampling_params),
+            "eval": get_sampling_params_for_backend(engine, cfg.generator.eval_sampling_params),
+        }
+        self._samples = {
+            "train": cfg.generator.n_samples_per_prompt,
+            "eval": cfg.generator.eval_n_samples_per_prompt,
+        }
+
+    def samples_per_prompt(self, phase: TrainingPhase) -> int:
+        """Return how many rollouts each prompt gets."""
+        return self._samples[phase]
+
+    def prepare(
+        self, prompts: Sequence[dict[str, Any]], *, phase: TrainingPhase, global_step: int | None
+    ) -> tuple[GeneratorInput, list[str]]:
+        """Repeat each prompt and say how to sample it; returns the input and the uid of every row."""
+        return prepare_generator_input(
+            list(prompts),
+            self._samples[phase],
+            dict(self._sampling[phase]),
+            self._cfg.environment.env_class,
+            phase,
+            global_step,
+        )
+
+    async def run(
+        self, prompts: Sequence[dict[str, Any]], *, phase: TrainingPhase, global_step: int | None
+    ) -> RolledOut:
+        """Roll out every prompt and check what came back."""
+        inputs, uids = self.prepare(prompts, phase=phase, global_step=global_step)
+        output = await self.generator.generate(inputs)
+        return self.check(inputs, output, uids)
+
+    def check(self, inputs: GeneratorInput, output: GeneratorOutput, uids: list[str]) -> RolledOut:
+        """Validate an output and take its metrics out of the columns."""
+        validate_generator_output(len(inputs["prompts"]), output)
+        columns = dict(output)
+        metrics = columns.pop("rollout_metrics", None) or {}
+        return RolledOut(inputs=inputs, output=columns, uids=uids, metrics=dict(metrics))  # type: ignore[arg-type]
