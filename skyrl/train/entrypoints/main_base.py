@@ -226,6 +226,7 @@ class BasePPOExp:
         from skyrl.train.utils.run_dir import prepare_run_dir
 
         trainer = self.cfg.trainer
+        assert trainer.run_dir is not None, "finalize() sets it"
         manager = CheckpointManager.from_config(trainer)
         point = manager.find_resume(trainer.resume_mode, trainer.resume_path)
         recorded = None if point is None else manager.load_state(point).run_dir

@@ -49,6 +49,7 @@ class EvalOnlyEntrypoint(BasePPOExp):
         from skyrl.train.evaluate import evaluate
         from skyrl.train.utils.run_dir import prepare_run_dir
 
+        assert self.cfg.trainer.run_dir is not None, "finalize() sets it"
         self.cfg.trainer.run_dir = prepare_run_dir(self.cfg.trainer.run_dir, resumed=False)
         self.tracker = self.get_tracker()
         client = self.get_inference_client()
