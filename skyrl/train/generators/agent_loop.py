@@ -7,7 +7,6 @@ The loop fills an `Episode` as it goes, so that a caller still has what happened
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable
@@ -15,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from skyrl.train.generators.cancellation import finish_despite_cancellation
 from skyrl.train.generators.engine import CallOptions, Completion, RolloutEngine
 from skyrl.train.generators.env_session import EnvSession, EnvStep
 from skyrl.train.generators.renderer import ChatRenderer
@@ -299,24 +299,3 @@ class AgentLoop:
     def _without_eos(self, text: str) -> str:
         eos = self._renderer.tokenizer.eos_token
         return text.removesuffix(eos) if isinstance(eos, str) else text
-
-
-async def finish_despite_cancellation(work: Awaitable[T]) -> T:
-    """Await `work` to its end even if the caller is cancelled meanwhile; then pass the cancellation on.
-
-    For clean-up whose own duration is bounded.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-        except BaseException:  # noqa: BLE001 - raised below, from the task
-            break
-    if cancelled is not None:
-        raise cancelled
-    return task.result()

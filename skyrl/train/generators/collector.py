@@ -111,13 +111,16 @@ class Collector:
                 and cleaned up first.
         """
         self._total = num_rollouts
+        failure: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._rollout(new_context, row, gate)) for row in range(num_rollouts)]
                 if gate is not None:
                     group.create_task(gate.run())
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            failure = _first(errors)
+        if failure is not None:  # outside the handler, so that its own cause stays
+            raise failure
         return [task.result() for task in tasks]
 
     async def _rollout(

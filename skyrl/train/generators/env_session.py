@@ -24,6 +24,8 @@ from skyrl.types.rollout import ConversationType
 logger = logging.getLogger(__name__)
 
 TIMEOUT_KEY = "generator.env_timeout_s"
+OPEN_GRACE_S = 10.0
+"""Seconds that a cancelled rollout waits for a constructor that has begun, so that it can close what comes out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class EnvSession:
         self._env: Any = None
         self._job: EnvJob | None = None
         self._opening: EnvJob | None = None
+        self._gave_up = False
 
     async def open(self, env_config: Any, extras: dict[str, Any]) -> None:
         """Make the environment."""
@@ -104,6 +107,11 @@ class EnvSession:
         A failure to close is logged: the rollout itself is over.
         """
         running, self._job = self._job, None
+        if running is not None and running is self._opening and not self._gave_up:
+            # Cancelled while the constructor runs: only once it is there can the environment be closed.
+            begun = asyncio.Event()
+            begun.set()
+            await wait_for_job(running, begun, min(self._timeout_s, OPEN_GRACE_S))
         if running is not None and not running.future.done():
             running.future.add_done_callback(partial(_close_after, self._env, self._name("close")))
             return
@@ -160,6 +168,7 @@ class EnvSession:
             if not ended:
                 pool.abandon(job)
         if not ended:
+            self._gave_up = True
             raise _Expired
         return job.future.result()
 
@@ -201,7 +210,10 @@ def _result_or_none(future: Future[Any]) -> Any:
 def _close_after(env: Any, name: str, future: Future[Any]) -> None:
     """Close in the thread that has just left the environment; `env` is None while it was being made."""
     env = env if env is not None else _result_or_none(future)
-    if env is None or inspect.iscoroutinefunction(env.close):
+    if env is None:
+        return
+    if inspect.iscoroutinefunction(env.close):
+        logger.warning("%s was not called: the environment came too late to be awaited", name)
         return
     try:
         env.close()

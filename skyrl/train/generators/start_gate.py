@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol, runtime_checkable
 
+from skyrl.train.generators.cancellation import finish_despite_cancellation
+
 
 @runtime_checkable
 class QueueingClient(Protocol):
@@ -74,7 +76,7 @@ class StartGate:
                 pass
         finally:
             self._open = True
-            await self._client.resume_generation()
+            await finish_despite_cancellation(self._client.resume_generation())
 
     async def _all_queued(self) -> bool:
         """Wait for one change; return whether every rollout that is left waits at the engine."""
