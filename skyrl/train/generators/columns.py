@@ -77,11 +77,9 @@ def _joined_column(key: str, parts: Sequence[Any]) -> Any:
     return parts[0]
 
 
-def _joined_metrics(outputs: Sequence[GeneratorOutput], joined: dict[str, Any]) -> dict[str, Any] | None:
+def _joined_metrics(outputs: Sequence[GeneratorOutput], joined: dict[str, Any]) -> dict[str, Any]:
     reported = [(output.get("rollout_metrics") or {}, len(output["response_ids"])) for output in outputs]
     names = list(dict.fromkeys(name for metrics, _ in reported for name in metrics))
-    if not names:
-        return None
     merged: dict[str, Any] = {}
     for name in names:
         parts = [(metrics[name], weight) for metrics, weight in reported if isinstance(metrics.get(name), Real)]
