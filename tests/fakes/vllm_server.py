@@ -1,7 +1,7 @@
 """One real vLLM CPU server for the whole test session: a tiny fp32 Qwen3, priority scheduling, started by the product.
 
 A process of its own holds it, with its own Ray cluster, so tests may start and stop Ray as they like. Ask for the
-fixture ``vllm_server``; leave the server resumed, with the weights it had (or push your own first) and no request in it.
+fixture ``vllm_server``; push weights before you rely on them, and leave the server resumed, with no request in it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class SharedServer:
         from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
 
         options = {"model_name": str(self.model_dir)} | options
-        return RemoteInferenceClient(
-            proxy_url=self.url, server_urls=[self.url], data_parallel_size=1, **options
-        )
+        return RemoteInferenceClient(proxy_url=self.url, server_urls=[self.url], data_parallel_size=1, **options)
 
 
 def server_config(model: Path, log_path: Path) -> Any:
@@ -112,7 +110,8 @@ def hold_server(model: Path, logs: Path, tune: Callable[[Any], None] | None = No
     began = time.monotonic()
     _, setup = build_new_inference_client(cfg, tokenizer=None)
     try:
-        print(json.dumps({"url": setup.proxy_url, "start_s": time.monotonic() - began}), flush=True)
+        sys.stdout.write(json.dumps({"url": setup.proxy_url, "start_s": time.monotonic() - began}) + "\n")
+        sys.stdout.flush()
         sys.stdin.read()
     finally:
         setup.shutdown()

@@ -58,7 +58,8 @@ class EngineThread(threading.Thread):
             code = 0
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0
-        except BaseException:
+        except BaseException as error:
+            self.failure = error
             logger.exception("engine core %s failed", self.name)
         finally:
             self.exitcode = code
