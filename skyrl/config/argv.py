@@ -106,11 +106,17 @@ def normalise_token(token: str) -> str:
         return token
     key, text = token.split("=", 1)
     try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-        rewritten = f"{key}={to_hydra_value(value['value'])}"  # type: ignore[index, call-overload]
-    except (YAMLError, ValueError, KeyError):
+        rewritten = f"{key}={to_hydra_value(_read_yaml(text))}"
+    except (YAMLError, ValueError):
         rewritten = f"{key}={to_hydra_value(text)}"
     return rewritten if is_hydra_token(rewritten) else token
+
+
+def _read_yaml(text: str) -> Any:
+    """Read a value as YAML does; plain text stays whole, with what YAML would take for a comment."""
+    parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    value = parsed["value"]  # type: ignore[index, call-overload]
+    return text if isinstance(value, str) and not text.startswith(("'", '"')) else value
 
 
 def to_hydra_value(value: Any) -> str:

@@ -21,6 +21,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
     ValidationError,
 )
+from yaml import YAMLError
 
 from skyrl.config.argv import is_hydra_token, normalise_token, tokens_from_dict
 from skyrl.config.base import BaseConfig
@@ -69,11 +70,15 @@ class RootConfig(BaseConfig):
 Root = TypeVar("Root", bound=RootConfig)
 
 
-def register(cls: type[RootConfig]) -> DictConfig:
-    """Make ``cls`` the root that Hydra finds under ``cls.STORE_NAME``, and return its node."""
-    node = structured_node(cls, cls.SOURCES)
-    ConfigStore.instance().store(name=cls.STORE_NAME, node=node)
-    return node
+@functools.cache
+def root_node(cls: type[RootConfig]) -> DictConfig:
+    """Return the node of a root class; readers must not change it (Hydra copies it)."""
+    return structured_node(cls, cls.SOURCES)
+
+
+def register(cls: type[RootConfig]) -> None:
+    """Make ``cls`` the root that Hydra finds under ``cls.STORE_NAME``."""
+    ConfigStore.instance().store(name=cls.STORE_NAME, node=root_node(cls))
 
 
 def prepare_tokens(cls: type[RootConfig], tokens: Iterable[str]) -> list[str]:
@@ -83,7 +88,7 @@ def prepare_tokens(cls: type[RootConfig], tokens: Iterable[str]) -> list[str]:
         ConfigError: an old key has no meaning any more, or a ``+key`` misspells its parent.
     """
     prepared = [normalise_token(token) for token in translate_legacy(tokens)]
-    node = structured_node(cls, cls.SOURCES)
+    node = root_node(cls)
     for override in _parse(prepared):
         if override.is_force_add() or not override.is_add() or override.key_or_group.startswith(FREE_GROUPS):
             continue
@@ -108,7 +113,7 @@ def compose_config(cls: type[Root], tokens: Sequence[str]) -> Root:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config: Root = to_typed(compose(cls.STORE_NAME, overrides=list(tokens)))
             return config.finalize()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise explain(error, cls, tokens) from error
 
 
@@ -134,7 +139,7 @@ def explain(error: Exception, cls: type[RootConfig], tokens: Iterable[str]) -> C
     """Say what Hydra or OmegaConf refused: the key, the value, the need, and for a typo the key that was meant."""
     overrides = list(_parse(tokens))
     cause = next((link for link in _chain(error) if isinstance(link, OmegaConfBaseException)), None)
-    node = structured_node(cls, cls.SOURCES)
+    node = root_node(cls)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return ConfigError(_unknown_key(cause.full_key, node, overrides))
     if isinstance(cause, ValidationError) and cause.full_key:

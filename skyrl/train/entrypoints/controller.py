@@ -11,7 +11,7 @@ from skyrl.errors import SkyRLError
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-    from skyrl.config.compose import RootConfig
+    from skyrl.config.root import SkyRLTrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ TEARDOWN_S = 60.0
 """Seconds that an interrupted controller has to stop its servers and workers before it is killed."""
 
 
-def run_controller(main_fn: Callable[[Any], Any], config: RootConfig) -> float | None:
+def run_controller(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig) -> float | None:
     """Start Ray, run ``main_fn`` in a task with one CPU, and shut Ray down whatever happens.
 
     Ctrl-C cancels the task, which gets `TEARDOWN_S` for its own clean-up; a second Ctrl-C kills it at once.
@@ -39,7 +39,7 @@ def run_controller(main_fn: Callable[[Any], Any], config: RootConfig) -> float |
     return float(result) if isinstance(result, int | float) and not isinstance(result, bool) else None
 
 
-def call_main(main_fn: Callable[[Any], Any], config: RootConfig) -> Any:
+def call_main(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig) -> Any:
     """Run ``main_fn(config)``, or ``main_fn(config).run()`` for a class; called inside the task."""
     return main_fn(config).run() if isinstance(main_fn, type) else main_fn(config)
 

@@ -20,6 +20,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from skyrl.config.argv import Arguments, is_sweep_of, pop_override_entrypoint, split_argv
 from skyrl.config.compose import CONFIG_MODULE, RootConfig, explain, prepare_tokens, register, to_typed
@@ -69,7 +70,7 @@ def run_hydra(
         _run_with_hydra(main_fn, config_cls, validate, Arguments(flags=arguments.flags, overrides=tokens))
     except KeyboardInterrupt:
         _exit("interrupted", 130)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         _exit(f"error: {explain(error, config_cls, tokens)}", 2)
     except USER_ERRORS as error:
         _exit(f"error: {error}", 2)
