@@ -70,10 +70,14 @@ class RootConfig(BaseConfig):
 Root = TypeVar("Root", bound=RootConfig)
 
 
-@functools.cache
+_NODES: dict[type[RootConfig], DictConfig] = {}
+
+
 def root_node(cls: type[RootConfig]) -> DictConfig:
-    """Return the node of a root class; readers must not change it (Hydra copies it)."""
-    return structured_node(cls, cls.SOURCES)
+    """Return the node of a root class, built once; readers must not change it (Hydra copies it)."""
+    if cls not in _NODES:
+        _NODES[cls] = structured_node(cls, cls.SOURCES)
+    return _NODES[cls]
 
 
 def register(cls: type[RootConfig]) -> None:

@@ -37,7 +37,7 @@ def validate_cfg(cfg: SkyRLTrainConfig) -> None:
     """
     check_trainer(cfg.trainer)
     check_data(cfg.data)
-    validate_generator_cfg(cfg)
+    _check_rollouts(cfg)
     check_draft_heads(cfg.trainer)
     check_algorithm(
         cfg.trainer.algorithm,
@@ -59,11 +59,15 @@ def validate_generator_cfg(cfg: SkyRLTrainConfig) -> None:
     Raises:
         ConfigError: names the key, its value, what it needs and a way out.
     """
+    _check_rollouts(cfg)
+    refuse_unbuilt(cfg, prefix="generator.")
+
+
+def _check_rollouts(cfg: SkyRLTrainConfig) -> None:
     check_generator(cfg.generator, max_prompt_length=cfg.trainer.max_prompt_length)
     check_engine(cfg.generator.inference_engine)
     check_engine_urls(cfg.generator.inference_engine, colocate_all=cfg.trainer.placement.colocate_all)
     check_environment(cfg.environment)
-    refuse_unbuilt(cfg, prefix="generator.")
 
 
 def validate_paths(cfg: SkyRLTrainConfig) -> None:

@@ -69,9 +69,9 @@ def data_parallel_sizes(trainer: TrainerConfig) -> DataParallelSizes:
         ConfigError: parallel sizes do not divide the GPUs of a role.
     """
     place = trainer.placement
-    policy_world = place.policy_num_nodes * place.policy_num_gpus_per_node
-    ref_world = place.ref_num_nodes * place.ref_num_gpus_per_node
-    critic_world = place.critic_num_nodes * place.critic_num_gpus_per_node
+    policy_world = _world_size("policy", place.policy_num_nodes, place.policy_num_gpus_per_node)
+    ref_world = _world_size("ref", place.ref_num_nodes, place.ref_num_gpus_per_node)
+    critic_world = _world_size("critic", place.critic_num_nodes, place.critic_num_gpus_per_node)
     if trainer.strategy == "megatron":
         policy = megatron_data_parallel_size("policy", policy_world, trainer.policy.megatron_config)
         ref = megatron_data_parallel_size("ref", ref_world, trainer.ref.megatron_config) if uses_ref(trainer) else None
@@ -84,6 +84,12 @@ def data_parallel_sizes(trainer: TrainerConfig) -> DataParallelSizes:
     if uses_critic(trainer):
         critic = fsdp_data_parallel_size("critic", critic_world, trainer.critic.sequence_parallel_size)
     return DataParallelSizes(policy=policy, ref=ref, critic=critic)
+
+
+def _world_size(role: str, num_nodes: int, num_gpus_per_node: int) -> int:
+    require_positive(f"trainer.placement.{role}_num_nodes", num_nodes)
+    require_positive(f"trainer.placement.{role}_num_gpus_per_node", num_gpus_per_node)
+    return num_nodes * num_gpus_per_node
 
 
 def uses_ref(trainer: TrainerConfig) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from skyrl.config.inference_engine import InferenceEngineConfig
 from skyrl.config.rules.batches import uses_critic, uses_ref
-from skyrl.config.rules.choices import require_positive
 from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
@@ -15,12 +14,9 @@ def check_placement(trainer: TrainerConfig, engine: InferenceEngineConfig) -> No
     """Check that roles and engines which share GPUs agree on their number.
 
     Raises:
-        ConfigError: a number is not positive, or numbers that must agree differ.
+        ConfigError: numbers that must agree differ.
     """
     place = trainer.placement
-    for role in ("policy", "ref", "critic"):
-        for name in (f"{role}_num_nodes", f"{role}_num_gpus_per_node"):
-            require_positive(f"{_KEY}.{name}", getattr(place, name))
     policy = (place.policy_num_nodes, place.policy_num_gpus_per_node)
     ref = (place.ref_num_nodes, place.ref_num_gpus_per_node)
     critic = (place.critic_num_nodes, place.critic_num_gpus_per_node)

@@ -95,4 +95,4 @@ def refuse_unbuilt(config: BaseConfig, prefix: str = "") -> None:
         value = functools.reduce(getattr, entry.key.split("."), config)
         if entry.is_asked(value):
             shown = str(value).lower() if isinstance(value, bool) else value
-            raise ConfigError(f"{entry.key}={shown}: {entry.feature} is not built yet; leave the key at its default")
+            raise ConfigError(f"{entry.key}={shown}: not built yet ({entry.feature}); leave the key at its default")

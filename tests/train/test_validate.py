@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.rules.algorithm import KL_ESTIMATORS, LOSS_REDUCTIONS
+from skyrl.config.rules.trainer import check_loggers
+from skyrl.config.rules.unbuilt import UNBUILT
+from skyrl.errors import ConfigError
+from skyrl.train.validate import validate_cfg, validate_generator_cfg
+
+ENGINE = "generator.inference_engine"
+PLACE = "trainer.placement"
+GSM8K_RECIPE = [
+    "data.train_data=['/data/gsm8k/train.parquet']",
+    "data.val_data=['/data/gsm8k/validation.parquet']",
+    "trainer.algorithm.advantage_estimator=grpo",
+    "trainer.policy.model.path=Qwen/Qwen2.5-1.5B-Instruct",
+    "trainer.placement.colocate_all=true",
+    "trainer.strategy=fsdp",
+    *(f"trainer.placement.{role}_num_gpus_per_node=4" for role in ("policy", "ref", "critic")),
+    f"{ENGINE}.num_engines=4",
+    f"{ENGINE}.tensor_parallel_size=1",
+    f"{ENGINE}.backend=vllm",
+    f"{ENGINE}.run_engines_locally=true",
+    f"{ENGINE}.weight_sync_backend=nccl",
+    f"{ENGINE}.async_engine=true",
+    f"{ENGINE}.gpu_memory_utilization=0.8",
+    "trainer.epochs=20",
+    "trainer.train_batch_size=1024",
+    "trainer.policy_mini_batch_size=256",
+    "trainer.micro_forward_batch_size_per_gpu=64",
+    "trainer.micro_train_batch_size_per_gpu=64",
+    "trainer.use_sample_packing=true",
+    "trainer.flash_attn=true",
+    "trainer.use_expandable_segments=true",
+    "trainer.policy.optimizer_config.lr=1.0e-6",
+    "trainer.algorithm.use_kl_loss=true",
+    "generator.batched=true",
+    "generator.n_samples_per_prompt=5",
+    "generator.sampling_params.max_generate_length=1024",
+    "generator.apply_overlong_filtering=true",
+    "environment.env_class=gsm8k",
+    'trainer.logger="console"',
+    "trainer.resume_mode=null",
+]
+
+
+def compose(*tokens: str) -> SkyRLTrainConfig:
+    return SkyRLTrainConfig.from_cli_overrides(tokens)
+
+
+def test_the_defaults_pass_unchanged():
+    config = compose()
+    before = copy.deepcopy(config)
+    validate_cfg(config)
+    assert config == before
+
+
+@pytest.mark.filterwarnings("ignore:trainer.use_sample_packing")
+def test_upstreams_gsm8k_recipe_passes():
+    validate_cfg(compose(*GSM8K_RECIPE))
+
+
+def test_the_quickstart_preset_passes():
+    validate_cfg(compose("+recipe=quickstart"))
+
+
+def test_the_generators_rules_can_run_alone():
+    validate_generator_cfg(compose("trainer.train_batch_size=7"))
+    with pytest.raises(ConfigError, match="logprobs=2"):
+        validate_generator_cfg(compose("generator.sampling_params.logprobs=2"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["generator.max_input_length=4096"], r"max_input_length=4096: must equal trainer\.max_prompt_length=512"),
+        (["generator.max_input_length=512", "trainer.max_prompt_length=768", "generator.max_turns=3"], "at least"),
+        (["generator.batched=true", "generator.max_turns=2"], r"generator\.batched"),
+        (["generator.batched=true", "generator.chat_template_kwargs.a=1"], "chat_template_kwargs"),
+        (["generator.merge_stepwise_output=true"], "step_wise_trajectories"),
+        (["generator.on_error=ignore"], "mask, raise"),
+        (["generator.max_failed_fraction=1.5"], "between 0 and 1"),
+        (["generator.eval_sampling_params.logprobs=2"], r"eval_sampling_params\.logprobs=2"),
+        (["generator.sampling_params.top_p=0.0"], "top_p"),
+        (["generator.sampling_params.temperature=0.0"], r"trainer\.algorithm\.temperature"),
+        (["generator.env_timeout_s=0"], "env_timeout_s"),
+        (["trainer.max_training_steps=0"], "max_training_steps=0"),
+        (["trainer.max_ckpts_to_keep=0"], "max_ckpts_to_keep=0"),
+        (["trainer.resume_mode=sometimes"], "none, latest, from_path"),
+        (["trainer.resume_mode=from_path"], "resume_path"),
+        (["trainer.logprobs_chunk_size=null"], "logprobs_chunk_size"),
+        (["trainer.policy.model.path=null"], r"trainer\.policy\.model\.path=null"),
+        (["trainer.policy.optimizer_config.scheduler=cosin"], "did you mean cosine"),
+        (["trainer.policy.optimizer_config.adam_betas=[0.9]"], "two numbers"),
+        (["trainer.policy_mini_batch_size=48"], r"=48 must divide trainer\.train_batch_size=1024; try 32 or 64"),
+        (["data.dataloader.num_workers=0", "data.dataloader.persistent_workers=true"], "num_workers above 0"),
+        (["data.train_data=[]"], "at least one"),
+        (["trainer.algorithm.use_kl_in_reward=true"], r"use_kl_loss=true .*use_kl_in_reward=true"),
+        (["trainer.algorithm.loss_reduction=seq_mean_token_sum_norm"], "max_seq_len"),
+        (["trainer.algorithm.loss_reduction=mean"], "token_mean"),
+        (["trainer.algorithm.advantage_estimator=gae"], r"trainer\.critic\.model\.path"),
+        (["trainer.algorithm.kl_estimator_type=k9"], "k1, k2, k3, abs"),
+        (["trainer.algorithm.kl_ctrl.type=pid"], "fixed, adaptive"),
+        (["trainer.algorithm.dynamic_sampling.type=drop"], "filter, replace"),
+        (["trainer.algorithm.off_policy_correction.token_mask_is_threshold_low=0.5"], "token_mask_is_threshold_high"),
+        (
+            ["trainer.algorithm.off_policy_correction.geo_mask_low=2.0"],
+            r"geo_mask_low=2.0 must be below",
+        ),
+        ([f"{PLACE}.policy_num_gpus_per_node=0"], "policy_num_gpus_per_node=0"),
+        ([f"{PLACE}.policy_num_gpus_per_node=4", f"{ENGINE}.num_engines=2"], "colocate_all.*= 4, .*= 2"),
+        ([f"{PLACE}.colocate_all=false", f"{PLACE}.policy_num_gpus_per_node=2"], "colocate_policy_ref"),
+        ([f"{ENGINE}.run_engines_locally=false", f"{PLACE}.colocate_all=false"], "external_proxy_url"),
+        ([f"{ENGINE}.external_proxy_url=http://a"], r"external_proxy_url needs .*colocate_all=false"),
+        ([f"{ENGINE}.external_server_urls=[a]", f"{PLACE}.colocate_all=false"], "http://"),
+        ([f"{ENGINE}.expert_parallel_size=2"], r"expert_parallel_size=2.*data_parallel_size"),
+        ([f"{ENGINE}.weight_sync_backend=ncll"], "did you mean nccl"),
+        ([f"{ENGINE}.weight_sync_backend=delta"], r"weight_sync_backend=delta .*colocate_all"),
+        (
+            [f"{ENGINE}.weight_sync_backend=delta", f"{PLACE}.colocate_all=false", "trainer.policy.model.lora.rank=8"],
+            r"weight_sync_backend=delta .*lora\.rank",
+        ),
+        ([f"{ENGINE}.offload_kv_for_weight_sync=true"], r"offload_kv_for_weight_sync.*colocate_all"),
+        (
+            [
+                f"{ENGINE}.enable_return_routed_experts=true",
+                "trainer.policy.megatron_config.moe_enable_routing_replay=true",
+            ],
+            r"enable_return_routed_experts=true needs .*distributed_executor_backend=mp",
+        ),
+        (
+            [
+                f"{ENGINE}.enable_return_routed_experts=true",
+                "trainer.policy.megatron_config.moe_enable_routing_replay=true",
+                "trainer.ref.megatron_config.transformer_config_kwargs.moe_router_fusion=true",
+            ],
+            r"moe_enable_routing_replay=true .*ref.*moe_router_fusion",
+        ),
+        (
+            [f"{ENGINE}.distributed_executor_backend=mp", f"{ENGINE}.tensor_parallel_size=2"]
+            + [f"{PLACE}.{role}_num_nodes=2" for role in ("policy", "ref")],
+            r"distributed_executor_backend=mp .*policy_num_gpus_per_node=1",
+        ),
+        ([f'{ENGINE}.engine_init_kwargs={{"rope_theta": 1}}'], r"hf_overrides\.rope_parameters"),
+        ([f"{ENGINE}.engine_init_kwargs.hf_overrides.rope_parameters={{a:1}}"], "must equal"),
+        ([f"{ENGINE}.language_model_only=true"], r"trainer\.policy\.language_model_only"),
+        ([f"{ENGINE}.gpu_memory_utilization=1.5"], "gpu_memory_utilization"),
+        (["trainer.mtp.enabled=true", "trainer.policy.megatron_config.mtp_num_layers=0"], "mtp_num_layers"),
+        (["environment.skyrl_gym.max_env_workers=-1"], "max_env_workers"),
+    ],
+)
+def test_settings_that_cannot_run_name_key_and_need(tokens: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        validate_cfg(compose(*tokens))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["generator.max_input_length=4096", "generator.max_turns=3"],
+        [
+            *(f"{PLACE}.{role}_num_gpus_per_node=4" for role in ("policy", "ref")),
+            f"{ENGINE}.num_engines=2",
+            f"{ENGINE}.tensor_parallel_size=2",
+        ],
+        [f"{PLACE}.colocate_all=false", f"{ENGINE}.run_engines_locally=false", f"{ENGINE}.external_proxy_url=http://a"],
+        ["trainer.algorithm.use_kl_loss=false", "trainer.algorithm.use_kl_in_reward=true"],
+        ["trainer.algorithm.advantage_estimator=gae", "trainer.critic.model.path=a/b"],
+        ["trainer.algorithm.loss_reduction=seq_mean_token_sum_norm", "trainer.algorithm.max_seq_len=100"],
+        [f"{ENGINE}.weight_sync_backend=gloo"],
+    ],
+)
+def test_settings_that_can_run(tokens: list[str]):
+    validate_cfg(compose(*tokens))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.strategy", "megatron"),
+        ("trainer.policy.sequence_parallel_size", "1"),
+        ("trainer.policy.model.lora.rank", "8"),
+        ("trainer.max_tokens_per_microbatch", "4096"),
+        ("trainer.policy.record_memory", "true"),
+        ("trainer.algorithm.zero_variance_filter", "true"),
+        ("trainer.algorithm.dynamic_sampling.type", "filter"),
+        ("trainer.algorithm.overlong_buffer_len", "128"),
+        ("trainer.algorithm.score_centering.enabled", "true"),
+        ("trainer.algorithm.off_policy_correction.tis_ratio_type", "token"),
+        ("generator.step_wise_trajectories", "true"),
+        ("generator.vision_language_generator", "true"),
+        ("generator.chat_template.name_or_path", "qwen"),
+        ("generator.rate_limit.enabled", "true"),
+        (f"{ENGINE}.weight_proof", "full"),
+        (f"{ENGINE}.fp8_weight_sync_mode", "blockwise"),
+        (f"{ENGINE}.enable_return_sample_support_set", "true"),
+        (f"{ENGINE}.speculative_config", "{method: ngram}"),
+    ],
+)
+def test_a_feature_that_is_not_built_is_refused_by_key_and_value(key: str, value: str):
+    config = compose(f"{key}={value}")
+    if value == "1":
+        validate_cfg(config)
+        return
+    with pytest.raises(ConfigError, match=f"{key}=.*not built yet"):
+        validate_cfg(config)
+
+
+def test_every_refusal_names_a_key_whose_default_passes():
+    config = compose()
+    for entry in UNBUILT:
+        value: object = config
+        for name in entry.key.split("."):
+            value = getattr(value, name)
+        assert not entry.is_asked(value), entry.key
+
+
+@pytest.mark.parametrize("name", ["dual_clip", "gspo", "rollout_is", "cispo"])
+def test_a_loss_of_upstream_that_is_missing_is_refused_as_not_built(name: str):
+    with pytest.raises(ConfigError, match=f"policy_loss_type={name}.*not built yet"):
+        validate_cfg(compose(f"trainer.algorithm.policy_loss_type={name}"))
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    with pytest.raises(ConfigError, match=r"policy_loss_type=regulr.*did you mean regular"):
+        validate_cfg(compose("trainer.algorithm.policy_loss_type=regulr"))
+    with pytest.raises(ConfigError, match=r"advantage_estimator=grppo.*did you mean grpo"):
+        validate_cfg(compose("trainer.algorithm.advantage_estimator=grppo"))
+
+
+def test_registered_names_are_accepted():
+    from skyrl.algorithms.advantages import AdvantageEstimatorRegistry, register_advantage_estimator
+    from skyrl.algorithms.policy_losses import PolicyLossRegistry, register_policy_loss
+
+    config = compose("trainer.algorithm.policy_loss_type=mine", "trainer.algorithm.advantage_estimator=mine")
+    register_policy_loss("mine")(lambda **kwargs: None)
+    register_advantage_estimator("mine")(lambda **kwargs: None)
+    try:
+        validate_cfg(config)
+    finally:
+        PolicyLossRegistry.unregister("mine")
+        AdvantageEstimatorRegistry.unregister("mine")
+
+
+def test_the_names_that_the_config_knows_are_those_of_the_algorithms():
+    from skyrl.algorithms import kl, loss_reduction
+    from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
+    from skyrl.algorithms.policy_losses import PolicyLossRegistry
+    from skyrl.train import validate
+
+    assert set(LOSS_REDUCTIONS) == set(loss_reduction.LOSS_REDUCTIONS)
+    assert set(KL_ESTIMATORS) == set(kl.KL_ESTIMATORS)
+    assert set(validate._BUILT_ESTIMATORS) <= set(AdvantageEstimatorRegistry.list_available())
+    assert set(validate._BUILT_LOSSES) <= set(PolicyLossRegistry.list_available())
+
+
+def test_wandb_needs_its_key_and_console_needs_none():
+    check_loggers("console", environ={})
+    check_loggers(["console", "wandb"], environ={"WANDB_API_KEY": "x"})
+    check_loggers("wandb", environ={"WANDB_MODE": "offline"})
+    for loggers in ("wandb", ["console", "wandb"]):
+        with pytest.raises(ConfigError, match="WANDB_API_KEY"):
+            check_loggers(loggers, environ={})
+    with pytest.raises(ConfigError, match="did you mean tensorboard"):
+        check_loggers("tensorbord", environ={})
+
+
+def async_config(workers: int) -> SkyRLTrainConfig:
+    return compose(
+        "trainer.fully_async.enabled=true",
+        "trainer.fully_async.max_staleness_steps=1",
+        f"trainer.fully_async.num_parallel_generation_workers={workers}",
+        "trainer.train_batch_size=8",
+        "trainer.policy_mini_batch_size=4",
+    )
+
+
+@pytest.mark.parametrize(("workers", "message"), [(3, "between"), (9, "between"), (4, "not built"), (8, "not built")])
+def test_workers_of_asynchronous_training_fit_batch_and_staleness(workers: int, message: str):
+    with pytest.raises(ConfigError, match=message):
+        validate_cfg(async_config(workers))
+
+
+def test_validation_of_built_in_names_imports_no_torch():
+    code = (
+        "import sys; from skyrl.config.root import SkyRLTrainConfig; from skyrl.train.validate import validate_cfg;"
+        "validate_cfg(SkyRLTrainConfig.from_cli_overrides([]));"
+        "sys.exit(bool({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
