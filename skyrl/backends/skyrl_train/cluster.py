@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import ray
@@ -128,7 +127,7 @@ def _init(cfg: SkyRLTrainConfig) -> None:
         os.environ[LOG_FILE_VARIABLE] = str(_new_log_file(cfg.trainer.log_path))
     runtime_env = {
         "env_vars": prepare_runtime_environment(cfg),
-        "worker_process_setup_hook": functools.partial(set_up_worker_process, _exported_user_functions()),
+        "worker_process_setup_hook": _worker_setup_hook(),
     }
     address = _cluster_address()
     if address is not None:
@@ -197,6 +196,16 @@ def import_user_functions(exported: Mapping[str, Mapping[str, bytes]]) -> None:
         from skyrl.algorithms import registries
 
         registries.import_user_functions(entries)
+
+
+def _worker_setup_hook() -> Callable[[], None]:
+    """What every new worker process runs; a plain function, because Ray exports it under its name."""
+    user_functions = _exported_user_functions()
+
+    def set_up() -> None:
+        set_up_worker_process(user_functions)
+
+    return set_up
 
 
 def set_up_worker_process(user_functions: Mapping[str, Mapping[str, bytes]]) -> None:
