@@ -18,8 +18,10 @@ from typing import Any
 
 import skyrl_gym
 from skyrl.errors import DeadlineError
-from skyrl.train.generators.env_threads import EnvJob, EnvThreadPool, wait_for_job
+from skyrl.train.generators.env_threads import EnvJob, EnvThreadPool, start_signal, wait_for_job
 from skyrl.types.rollout import ConversationType
+from skyrl_gym.core import Env
+from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,8 @@ class EnvSession:
 
     async def metrics(self) -> dict[str, Any]:
         """Return the metrics of the episode; none, with a warning, when they are no dict."""
+        if _is_default(self._env.get_metrics, BaseTextEnv.get_metrics):
+            return {}
         answer = await self._call("get_metrics", self._env.get_metrics)
         if not isinstance(answer, Mapping):
             logger.warning("%s returned %s instead of a dict; ignored", self._name("get_metrics"), _short(answer))
@@ -109,9 +113,7 @@ class EnvSession:
         running, self._job = self._job, None
         if running is not None and running is self._opening and not self._gave_up:
             # Cancelled while the constructor runs: only once it is there can the environment be closed.
-            begun = asyncio.Event()
-            begun.set()
-            await wait_for_job(running, begun, min(self._timeout_s, OPEN_GRACE_S))
+            await wait_for_job(running, None, min(self._timeout_s, OPEN_GRACE_S))
         if running is not None and not running.future.done():
             running.future.add_done_callback(partial(_close_after, self._env, self._name("close")))
             return
@@ -119,7 +121,7 @@ class EnvSession:
         if env is None and self._opening is not None:
             env = _result_or_none(self._opening.future)
         self._env = self._opening = None
-        if env is None:
+        if env is None or _is_default(env.close, Env.close):
             return
         try:
             await self._call("close", env.close)
@@ -156,8 +158,8 @@ class EnvSession:
             raise
 
     async def _run_in_thread(self, method: str, pool: EnvThreadPool, call: Callable[[], Any]) -> Any:
-        loop, started = asyncio.get_running_loop(), asyncio.Event()
-        job = pool.submit(call, on_start=partial(_set_from_thread, loop, started))
+        started, set_started = start_signal()
+        job = pool.submit(call, on_start=set_started)
         self._job = job
         if method == "make":
             self._opening = job
@@ -196,9 +198,9 @@ class _Expired(Exception):
     """A call of the environment ran too long."""
 
 
-def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)
+def _is_default(method: Any, base: Callable[..., Any]) -> bool:
+    """Say whether a method is the base's, which does nothing: most environments have no need of a thread for it."""
+    return inspect.ismethod(method) and method.__func__ is base
 
 
 def _result_or_none(future: Future[Any]) -> Any:

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,23 +104,44 @@ def _run(job: EnvJob) -> None:
         job.future.set_result(result)
 
 
-async def wait_for_job(job: EnvJob, started: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for a call that was queued with `started` set by its `on_start`.
+def start_signal() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """Return a future of the running loop and what sets it, from any thread; the latter is for `on_start`."""
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[None] = loop.create_future()
 
-    The clock runs from the moment at which the call begins, not while it queues.
+    def resolve() -> None:
+        if not started.done():
+            started.set_result(None)
+
+    def set_from_thread() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(resolve)
+
+    return started, set_from_thread
+
+
+async def wait_for_job(job: EnvJob, started: asyncio.Future[None] | None, timeout_s: float) -> bool:
+    """Wait for a call.
+
+    Args:
+        job: The call.
+        started: From `start_signal`; the clock runs from then on, not while the call queues. None starts it now.
+        timeout_s: Seconds that it may run.
 
     Returns:
-        Whether it ended within `timeout_s`.
+        Whether it ended in time.
     """
     ended = asyncio.wrap_future(job.future)
-    begun = asyncio.ensure_future(started.wait())
     try:
-        await asyncio.wait({ended, begun}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({ended}, timeout=timeout_s)
+        if started is not None:
+            await asyncio.wait({ended, started}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            await asyncio.wait({ended}, timeout=timeout_s)
         if ended.done() and not ended.cancelled():
             ended.exception()  # marks it as seen; the caller reads it from the job
         return ended.done()
     finally:
-        begun.cancel()
+        if started is not None:
+            started.cancel()
         if not ended.done():
             ended.cancel()

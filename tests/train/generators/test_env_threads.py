@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from skyrl.train.generators.env_threads import EnvThreadPool, wait_for_job
+from skyrl.train.generators.env_threads import EnvThreadPool, start_signal, wait_for_job
 
 
 def test_a_pool_needs_a_thread():
@@ -55,29 +55,58 @@ def test_an_abandoned_job_that_has_not_begun_never_runs():
 
 
 async def test_the_clock_starts_when_the_job_does():
-    pool, loop = EnvThreadPool(1), asyncio.get_running_loop()
+    pool = EnvThreadPool(1)
     pool.submit(lambda: time.sleep(0.2))
-    started = asyncio.Event()
-    job = pool.submit(lambda: "late", on_start=lambda: loop.call_soon_threadsafe(started.set))
+    started, set_started = start_signal()
+    job = pool.submit(lambda: "late", on_start=set_started)
     assert await wait_for_job(job, started, timeout_s=0.1)
     assert job.future.result() == "late"
 
 
 async def test_a_job_that_runs_too_long_is_reported():
-    pool, loop, release = EnvThreadPool(1), asyncio.get_running_loop(), threading.Event()
-    started = asyncio.Event()
-    job = pool.submit(release.wait, on_start=lambda: loop.call_soon_threadsafe(started.set))
+    pool, release = EnvThreadPool(1), threading.Event()
+    started, set_started = start_signal()
+    job = pool.submit(release.wait, on_start=set_started)
     assert not await wait_for_job(job, started, timeout_s=0.05)
+    assert not await wait_for_job(job, None, timeout_s=0.01)
     release.set()
 
 
 async def test_errors_stay_with_the_job():
-    pool, started = EnvThreadPool(1), asyncio.Event()
-
     def fail():
         raise KeyError("x")
 
-    job = pool.submit(fail)
-    assert await wait_for_job(job, started, timeout_s=1)
+    job = EnvThreadPool(1).submit(fail)
+    assert await wait_for_job(job, None, timeout_s=1)
     with pytest.raises(KeyError):
         job.future.result()
+
+
+async def test_a_cancelled_wait_skips_a_job_that_has_not_begun():
+    pool, release, ran = EnvThreadPool(1), threading.Event(), []
+    pool.submit(release.wait)
+    started, set_started = start_signal()
+    job = pool.submit(lambda: ran.append(1), on_start=set_started)
+    waiting = asyncio.create_task(wait_for_job(job, started, timeout_s=5))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    release.set()
+    pool.submit(lambda: None).future.result(timeout=5)
+    assert ran == []
+
+
+def test_a_job_that_outlives_its_loop_ends_quietly():
+    pool, release = EnvThreadPool(1), threading.Event()
+    jobs = []
+
+    async def start():
+        pool.submit(release.wait)
+        started, set_started = start_signal()
+        jobs.append(pool.submit(lambda: "late", on_start=set_started))
+        started.cancel()
+
+    asyncio.run(start())
+    release.set()
+    assert jobs[0].future.result(timeout=5) == "late"
