@@ -11,17 +11,15 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.config.environment import SkyRLGymConfig
 from skyrl.config.generator import GeneratorConfig
-from skyrl.env_vars import SKYRL_GENERATE_CONCURRENCY_PER_ENGINE
-from skyrl.errors import ConfigError
 from skyrl.train.generators.agent_loop import AgentLoop, EpisodeRequest, LoopLimits
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
+from skyrl.train.generators.batch import RolloutBatch
 from skyrl.train.generators.collector import Collector, FailurePolicy, RolloutContext
 from skyrl.train.generators.columns import recomputed_metrics
 from skyrl.train.generators.engine import RolloutEngine
@@ -30,7 +28,8 @@ from skyrl.train.generators.env_threads import EnvThreadPool
 from skyrl.train.generators.masks import apply_overlong_filtering, zero_rewards_on_non_stop
 from skyrl.train.generators.renderer import ChatRenderer
 from skyrl.train.generators.sampling import normalize_sampling_params, wants_logprobs
-from skyrl.train.generators.start_gate import QueueingClient, StartGate
+from skyrl.train.generators.settings import check_room_to_queue, check_settings
+from skyrl.train.generators.start_gate import StartGate
 from skyrl.train.generators.strategies import ConversationStrategy, SingleMessageStrategy, TokenStrategy
 from skyrl.train.generators.trajectory import (
     RowStyle,
@@ -56,38 +55,6 @@ __all__ = [
     "TrajectoryOutput",
     "TurnOutput",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
-    """A parsed `GeneratorInput`, and what its rollouts share. Lists have one entry per row."""
-
-    prompts: list[ConversationType]
-    env_classes: list[str]
-    env_extras: list[dict[str, Any]]
-    sampling_params: list[dict[str, Any]]
-    trajectory_ids: list[TrajectoryID] | list[None]
-    global_step: int | None
-    cache_salt: str | None
-    weight_version: int | None
-    gate: StartGate | None
-
-    def __post_init__(self) -> None:
-        for name in ("env_classes", "env_extras", "trajectory_ids"):
-            length = len(getattr(self, name))
-            if length != len(self.prompts):
-                raise ValueError(f"the batch has {len(self.prompts)} prompts and {length} {name}")
-
-    @property
-    def logprobs(self) -> bool:
-        """Whether the rows ask for log-probs; they all agree."""
-        return bool(self.sampling_params) and wants_logprobs(self.sampling_params[0])
-
-    def context(self, row: int, attempt: int) -> RolloutContext:
-        """Return the place of a try in the batch."""
-        return RolloutContext(
-            index=row, attempt=attempt, global_step=self.global_step, cache_salt=self.cache_salt, gate=self.gate
-        )
 
 
 class SkyRLGymGenerator(GeneratorInterface):
@@ -116,7 +83,7 @@ class SkyRLGymGenerator(GeneratorInterface):
         *,
         seed: int | None = None,
     ) -> None:
-        _check_config(generator_cfg, inference_engine_client)
+        check_settings(generator_cfg, inference_engine_client)
         self.generator_cfg = generator_cfg
         self.skyrl_gym_cfg = skyrl_gym_cfg
         self.inference_engine_client = inference_engine_client
@@ -277,11 +244,11 @@ class SkyRLGymGenerator(GeneratorInterface):
         """Hook: change a finished rollout, rewards placed."""
         return output
 
-    def _new_batch(self, input_batch: GeneratorInput) -> _Batch:
+    def _new_batch(self, input_batch: GeneratorInput) -> RolloutBatch:
         prompts = input_batch["prompts"]
         given = input_batch.get("sampling_params")
         metadata = input_batch.get("batch_metadata")
-        return _Batch(
+        return RolloutBatch(
             prompts=prompts,
             env_classes=input_batch["env_classes"],
             env_extras=input_batch.get("env_extras") or [{} for _ in prompts],
@@ -295,7 +262,7 @@ class SkyRLGymGenerator(GeneratorInterface):
             gate=self._new_gate(len(prompts)),
         )
 
-    async def _run_try(self, batch: _Batch, context: RolloutContext) -> TrajectoryOutput:
+    async def _run_try(self, batch: RolloutBatch, context: RolloutContext) -> TrajectoryOutput:
         row = context.index
         return await self.agent_loop(
             batch.prompts[row],
@@ -309,7 +276,7 @@ class SkyRLGymGenerator(GeneratorInterface):
         )
 
     def _failed_row(
-        self, batch: _Batch, context: RolloutContext, failure: Failure, stop_reason: str
+        self, batch: RolloutBatch, context: RolloutContext, failure: Failure, stop_reason: str
     ) -> TrajectoryOutput:
         style = self._row_style(batch.sampling_params[context.index])
         output = placeholder_row(context.episode, style, stop_reason=stop_reason)
@@ -330,9 +297,9 @@ class SkyRLGymGenerator(GeneratorInterface):
     def _new_gate(self, num_rows: int) -> StartGate | None:
         if not self.generator_cfg.deterministic:
             return None
-        _check_room_to_queue(self.generator_cfg, num_rows)
+        check_room_to_queue(self.generator_cfg, num_rows)
         timeout_s = self.generator_cfg.inference_engine.control_timeout_s
-        return StartGate(self.inference_engine_client, num_rows, timeout_s)  # type: ignore[arg-type]  # _check_config
+        return StartGate(self.inference_engine_client, num_rows, timeout_s)  # type: ignore[arg-type]  # check_settings
 
     def _extras(self, env_extras: dict[str, Any]) -> dict[str, Any]:
         """Copy the extras and set `max_turns`: the row's own wins when it is smaller, or when the run's is default."""
@@ -376,45 +343,6 @@ class SkyRLGymGenerator(GeneratorInterface):
         if self.generator_cfg.apply_overlong_filtering:
             columns["loss_masks"] = apply_overlong_filtering(columns["loss_masks"], reasons)
         return columns
-
-
-def _check_config(cfg: GeneratorConfig, client: InferenceEngineInterface) -> None:
-    if cfg.step_wise_trajectories:
-        raise ConfigError("generator.step_wise_trajectories=true is not built yet; leave it false")
-    if cfg.vision_language_generator:
-        raise ConfigError("generator.vision_language_generator=true is not built yet; leave it false")
-    if cfg.inference_engine.enable_return_routed_experts:
-        raise ConfigError("generator.inference_engine.enable_return_routed_experts=true is not built yet")
-    if cfg.chat_template is not None and cfg.chat_template.name_or_path:
-        raise ConfigError(
-            f"generator.chat_template.name_or_path={cfg.chat_template.name_or_path!r}: custom chat templates are not "
-            "built yet; leave it null to use the tokenizer's own"
-        )
-    if cfg.batched and cfg.chat_template_kwargs:
-        raise ConfigError(
-            "generator.chat_template_kwargs must be empty with generator.batched=true; set batched=false, which "
-            "generates the same"
-        )
-    if cfg.deterministic and not isinstance(client, QueueingClient):
-        raise ConfigError(
-            f"generator.deterministic=true needs a client that can pause and count its queue; {type(client).__name__} "
-            "can't"
-        )
-
-
-def _check_room_to_queue(cfg: GeneratorConfig, num_rows: int) -> None:
-    room = SKYRL_GENERATE_CONCURRENCY_PER_ENGINE * cfg.inference_engine.num_engines
-    if 0 < room < num_rows:
-        raise ConfigError(
-            f"generator.deterministic=true queues all {num_rows} rollouts of a batch at once, and the client sends at "
-            f"most {room}; raise SKYRL_GENERATE_CONCURRENCY_PER_ENGINE={SKYRL_GENERATE_CONCURRENCY_PER_ENGINE}"
-        )
-    slots = cfg.rate_limit.max_concurrency if cfg.rate_limit.enabled else None
-    if slots is not None and slots < num_rows:
-        raise ConfigError(
-            f"generator.deterministic=true queues all {num_rows} rollouts of a batch at once; "
-            f"generator.rate_limit.max_concurrency={slots} must not be smaller"
-        )
 
 
 def _num_env_threads(max_env_workers: int) -> int:
