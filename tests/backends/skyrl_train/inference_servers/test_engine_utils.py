@@ -51,6 +51,7 @@ def test_other_backends_are_refused():
 
 
 @pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")  # those of importing vLLM
 def test_the_known_parameters_are_those_of_the_installed_vllm():
     import msgspec
     from vllm.sampling_params import SamplingParams as VLLMSamplingParams
