@@ -99,7 +99,7 @@ def _derive_paths(trainer: TrainerConfig) -> None:
         path: str | None = getattr(trainer, name)
         if path is not None:
             setattr(trainer, name, os.path.expanduser(path))
-    if trainer.run_dir is None:
+    if not trainer.run_dir:
         parent = trainer.log_path if is_cloud_path(trainer.export_path) else trainer.export_path
         trainer.run_dir = os.path.join(parent, "runs", trainer.run_name)
 

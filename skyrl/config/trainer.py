@@ -166,8 +166,8 @@ class TrainerConfig(BaseConfig):
     """Folder or bucket of Hugging Face exports and dumps."""
     hf_save_interval: int = -1
     """Steps between Hugging Face exports; 0 or less turns them off."""
-    run_dir: str | None = None
-    """Local folder of metrics, trajectories and plots; None means ``runs/<run_name>`` under ``export_path``, or under
+    run_dir: str = ""
+    """Local folder of metrics, trajectories and plots; empty means ``runs/<run_name>`` under ``export_path``, or under
     ``log_path`` when exports go to a bucket."""
     log_path: str = "/tmp/skyrl-logs"
     """Folder of the logs of workers and engines."""

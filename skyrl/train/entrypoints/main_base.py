@@ -108,7 +108,13 @@ class BasePPOExp:
     def _load_dataset(self, sources: list[str]) -> PromptDataset:
         from skyrl.train.dataset.dataset import PromptDataset
 
-        return PromptDataset(sources, self.tokenizer, self.cfg.trainer.max_prompt_length, num_workers=8)
+        return PromptDataset(
+            sources,
+            self.tokenizer,
+            self.cfg.trainer.max_prompt_length,
+            num_workers=8,
+            chat_template_kwargs=self.cfg.generator.chat_template_kwargs,
+        )
 
     def get_colocate_pg(self, timeout: int = SKYRL_RAY_PG_TIMEOUT_IN_S) -> ResolvedPlacementGroup | None:
         """Reserve the GPUs that trainer and engines share; None when they share none."""
@@ -226,7 +232,6 @@ class BasePPOExp:
         from skyrl.train.utils.run_dir import prepare_run_dir
 
         trainer = self.cfg.trainer
-        assert trainer.run_dir is not None, "finalize() sets it"
         manager = CheckpointManager.from_config(trainer)
         point = manager.find_resume(trainer.resume_mode, trainer.resume_path)
         recorded = None if point is None else manager.load_state(point).run_dir

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class EvalOnlyEntrypoint(BasePPOExp):
     """Starts the engines, rolls out `data.val_data` and reports the scores at step 0."""
 
-    def get_train_dataset(self) -> None:
+    def get_train_dataset(self) -> None:  # type: ignore[override]
         """Load nothing: there is no training."""
 
     def get_eval_dataset(self) -> PromptDataset:
@@ -49,11 +49,11 @@ class EvalOnlyEntrypoint(BasePPOExp):
         from skyrl.train.evaluate import evaluate
         from skyrl.train.utils.run_dir import prepare_run_dir
 
-        assert self.cfg.trainer.run_dir is not None, "finalize() sets it"
         self.cfg.trainer.run_dir = prepare_run_dir(self.cfg.trainer.run_dir, resumed=False)
         self.tracker = self.get_tracker()
         client = self.get_inference_client()
         generator = self.get_generator(self.cfg, self.tokenizer, client)
+        assert self.eval_dataset is not None, "get_eval_dataset refuses to give none"
         loader = build_dataloader(self.cfg, self.eval_dataset, is_train=False)
 
         async def wake_and_evaluate() -> dict[str, float]:

@@ -141,5 +141,5 @@ def record_step(
         rolled.inputs,
         output,
         rolled.uids,
-        batch=batch,
+        batch=batch[: len(output["response_ids"])],
     )

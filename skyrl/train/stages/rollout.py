@@ -79,7 +79,7 @@ class RolloutStage:
         return prepare_generator_input(
             list(prompts),
             self._samples[phase],
-            dict(self._sampling[phase]),
+            self._sampling[phase],
             self._cfg.environment.env_class,
             phase,
             global_step,
@@ -96,6 +96,6 @@ class RolloutStage:
     def check(self, inputs: GeneratorInput, output: GeneratorOutput, uids: list[str]) -> RolledOut:
         """Validate an output and take its metrics out of the columns."""
         validate_generator_output(len(inputs["prompts"]), output)
-        columns = dict(output)
-        metrics = columns.pop("rollout_metrics", None) or {}
-        return RolledOut(inputs=inputs, output=columns, uids=uids, metrics=dict(metrics))  # type: ignore[arg-type]
+        columns = output.copy()
+        metrics = columns.pop("rollout_metrics", None)
+        return RolledOut(inputs=inputs, output=columns, uids=uids, metrics=metrics or {})

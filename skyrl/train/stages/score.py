@@ -43,7 +43,7 @@ class ScoreStage:
         traits = PolicyLossRegistry.traits(self._cfg.algorithm.policy_loss_type)
         if batch.get("rollout_logprobs") is None or self._cfg.algorithm.use_kl_in_reward:
             return True
-        return bool(traits["needs_old_logprobs"])
+        return traits.needs_old_logprobs
 
     def _forward(self, model: str, inputs: TrainingInputBatch, boundaries: Boundaries | None) -> Tensor:
         """Forward with the mini-batch partition of the update, so that the same rows meet the same padding."""
