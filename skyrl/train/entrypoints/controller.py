@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TASK = {"name": "controller", "num_cpus": 1, "max_retries": 0}
+
 TEARDOWN_S = 60.0
 """Seconds that an interrupted controller has to stop its servers and workers before it is killed."""
 
@@ -33,7 +35,7 @@ def run_controller(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig) -> f
 
     try:
         initialize_ray(config)
-        result = _wait(ray.remote(num_cpus=1, max_retries=0)(call_main).remote(main_fn, config))
+        result = _wait(ray.remote(call_main).options(**_TASK).remote(main_fn, config))
     finally:
         ray.shutdown()
     return float(result) if isinstance(result, int | float) and not isinstance(result, bool) else None

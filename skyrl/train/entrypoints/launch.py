@@ -37,6 +37,14 @@ USER_ERRORS = (ConfigError, DatasetError, ModelLoadError, ResourceError)
 _EXPAND_HOME = "skyrl_expanduser"
 
 
+class _JobError(BaseException):
+    """Carries an error past Hydra, which would print its own words about it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def run_hydra(
     main_fn: Callable[[Any], Any],
     config_cls: type[RootConfig] = SkyRLTrainConfig,
@@ -100,7 +108,7 @@ def _run_with_hydra(
     validate: Callable[[Any], None],
     arguments: Arguments,
 ) -> None:
-    def task(composed: DictConfig) -> float | None:
+    def run_job(composed: DictConfig) -> float | None:
         config = to_typed(composed)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             separate_job(config, composed, arguments.overrides, HydraConfig.get().job.num)
@@ -108,11 +116,20 @@ def _run_with_hydra(
         validate(config)
         return run_controller(main_fn, config)
 
+    def task(composed: DictConfig) -> float | None:
+        try:
+            return run_job(composed)
+        except Exception as error:
+            raise _JobError(error) from error
+
     register(config_cls)
     OmegaConf.register_new_resolver(_EXPAND_HOME, os.path.expanduser, replace=True)
     main = hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=config_cls.STORE_NAME)
     with _hydra_process([sys.argv[0], *arguments.flags, *_launch_defaults(config_cls), *arguments.overrides]):
-        main(task)()
+        try:
+            main(task)()
+        except _JobError as carrier:
+            raise carrier.error from carrier.error.__cause__
 
 
 def _launch_defaults(config_cls: type[RootConfig]) -> list[str]:
