@@ -51,7 +51,6 @@ UNBUILT = (
     *(Unbuilt(f"trainer.{role}.model.expert_mxfp8.enabled", bool, "MXFP8 experts") for role in _ROLES),
     *(Unbuilt(f"trainer.{role}.language_model_only", bool, "models with a vision tower") for role in _ROLES[:2]),
     Unbuilt("trainer.policy.torch_profiler_config.enable", bool, "torch profiler traces"),
-    Unbuilt("trainer.policy.record_memory", bool, "memory snapshots"),
     Unbuilt("trainer.policy.inference_only_init", bool, "a policy without an optimizer"),
     Unbuilt("trainer.policy.use_torch_compile", bool, "compilation of the log-prob step"),
     Unbuilt("trainer.max_tokens_per_microbatch", _above(0), "micro-batches by tokens"),
@@ -82,7 +81,6 @@ UNBUILT = (
     Unbuilt(f"{_ENGINE}.enable_return_sample_support_set", bool, "sample-support replay"),
     Unbuilt(f"{_ENGINE}.enable_return_sample_support_logprobs", bool, "sample-support replay"),
     Unbuilt(f"{_ENGINE}.enable_pd", bool, "separate prefill engines"),
-    Unbuilt(f"{_ENGINE}.speculative_config", bool, "speculative decoding"),
     Unbuilt(f"{_ENGINE}.language_model_only", bool, "models with a vision tower"),
 )
 
