@@ -166,7 +166,7 @@ def _locate_embedding(
     indices = module.shard_indices
     start, stop = indices.org_vocab_start_index, indices.org_vocab_end_index
     shard = None if (start, stop) == (0, shape[0]) else TensorShard(dim=0, start=start, stop=stop)
-    common = {"leaf": leaf, "rows": (0, stop - start), "shard": shard}
+    common: dict[str, Any] = {"leaf": leaf, "rows": (0, stop - start), "shard": shard}
     if leaf == "bias":
         return [Location(module=module, via="parameter", **common)]
     places = []
@@ -228,7 +228,7 @@ def _via(module: torch.nn.Module) -> str:
     return "kernel" if module.weight.device.type == "cpu" else "parameter"
 
 
-def _columns_through_kernel(module: torch.nn.Module, columns: Sequence[int]) -> torch.Tensor:
+def _columns_through_kernel(module: Any, columns: Sequence[int]) -> torch.Tensor:
     """Columns of a layer's weight, ``[rows, len(columns)]``, as its own kernel multiplies them."""
     width = module.embedding_dim if isinstance(module, VocabParallelEmbedding) else module.input_size_per_partition
     dtype = module.params_dtype

@@ -1,13 +1,14 @@
 """Receive engines for vLLM's weight-transfer endpoints; importing this module registers them in the process.
 
-A bucket is received while the bucket before it is loaded, and its bytes are checked before any of them reaches the
-model. A receive buffer is never used twice: vLLM keeps references into it until the last tensor of a layer is there.
+The bytes of a bucket are checked before any of them reaches the model, and buckets are loaded in the order in which
+they came, as far as possible after the wire is done with the processor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -89,6 +90,39 @@ class IpcUpdateInfo(BucketUpdateInfo):
     """Rebuild arguments (`IpcHandle`) by UUID of the GPU."""
 
 
+BACKLOG_BYTES = 256 * 1024**2
+"""Host memory in which received buckets may wait to be loaded. While there is room the wire has the processor to
+itself; when it is full, every further bucket travels while an earlier one loads."""
+
+
+class ReceiveBuffers:
+    """Host buffers that are used again, once nothing else refers to their memory.
+
+    New memory costs as much as the wire: every page of it must be mapped and zeroed first. vLLM keeps views of a
+    buffer until the last tensor of a layer has come, so reuse is decided by the storage's own count of references.
+    """
+
+    def __init__(self, keep_bytes: int) -> None:
+        self._keep_bytes = keep_bytes
+        self._buffers: list[torch.Tensor] = []
+
+    def take(self, size: int) -> torch.Tensor:
+        """An uint8 buffer of ``size`` bytes that nobody else uses."""
+        for buffer in self._buffers:
+            if buffer.numel() >= size and _only_reference(buffer):
+                return buffer[:size]
+        fresh = torch.empty(size, dtype=torch.uint8)
+        self._buffers = [buffer for buffer in self._buffers if buffer.numel() >= size or not _only_reference(buffer)]
+        if sum(buffer.numel() for buffer in self._buffers) + size <= self._keep_bytes:
+            self._buffers.append(fresh)
+        return fresh[:size]
+
+
+def _only_reference(buffer: torch.Tensor) -> bool:
+    # Two references: that of `buffer`, and that of the storage object made here to ask.
+    return torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 2
+
+
 class BucketReceiver(WeightTransferEngine):
     """What all receivers share: order and completeness of buckets, checksums, loading, and cleaning up."""
 
@@ -99,21 +133,23 @@ class BucketReceiver(WeightTransferEngine):
         super().__init__(*args, **kwargs)
         self._next_index = 0
         self._complete = False
-        self._waiting: list[tuple[str, torch.Tensor]] = []
+        self._waiting: deque[tuple[int, list[tuple[str, torch.Tensor]]]] = deque()
+        self._waiting_bytes = 0
 
     def start_weight_update(self) -> None:
         """Begin an update; what a failed one left behind is discarded first."""
         discard_partial_reload(self.model)
-        self._next_index, self._complete, self._waiting = 0, False, []
+        self._next_index, self._complete = 0, False
+        self._forget_waiting()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive one bucket and load the one before it (after the last bucket, both)."""
+        """Receive one bucket; load earlier ones when too many wait, and all that wait after the last bucket."""
         info = self.parse_update_info(update_info)
         try:
             self.receive_weights(info)
         except BaseException:
-            self._waiting = []
+            self._forget_waiting()
             raise
 
     def receive_weights(self, update_info: BucketUpdateInfo) -> None:
@@ -127,10 +163,12 @@ class BucketReceiver(WeightTransferEngine):
             raise ValueError(f"expected bucket {self._next_index + 1}, got {layout.index + 1} of {layout.count}")
         arrived = self._receive(update_info, layout)
         require_checksum(arrived, update_info.checksum, layout)
-        self._waiting = bucket_views(arrived, layout)
+        self._waiting.append((layout.size_bytes, bucket_views(arrived, layout)))
+        self._waiting_bytes += layout.size_bytes
+        del arrived
         self._next_index += 1
         if layout.is_last:
-            self._load_waiting()
+            self._load_waiting(0)
             self._complete = True
 
     def finish_weight_update(self) -> None:
@@ -150,17 +188,27 @@ class BucketReceiver(WeightTransferEngine):
         """Get the bytes of a bucket, loading the bucket before it meanwhile."""
         raise NotImplementedError
 
-    def _load_waiting(self) -> None:
-        weights, self._waiting = self._waiting, []
-        if weights:
-            with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-                self.model.load_weights(iter(weights))
-            if self.device.type != "cpu":
-                torch.accelerator.synchronize()
+    def _load_waiting(self, leave_bytes: int) -> None:
+        """Load waiting buckets, oldest first, until at most ``leave_bytes`` wait."""
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            while self._waiting and self._waiting_bytes > leave_bytes:
+                size, weights = self._waiting.popleft()
+                self._waiting_bytes -= size
+                self.model.load_weights(self._on_device(weights))
+                del weights
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def _on_device(self, weights: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, tensor.to(self.device)) for name, tensor in weights)
+
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def shutdown(self) -> None:
         """Drop buffers."""
-        self._waiting = []
+        self._forget_waiting()
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -188,16 +236,20 @@ class GroupReceiver(BucketReceiver):
     def _join(self, info: GroupInitInfo, rank: int) -> TransferGroup:
         raise NotImplementedError
 
-    def _receive_device(self) -> torch.device:
-        return self.device
+    def _take_buffer(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def _backlog_bytes(self) -> int:
+        """How much may wait while another bucket arrives."""
+        return 0
 
     def _receive(self, info: BucketUpdateInfo, layout: BucketLayout) -> torch.Tensor:
         if self._group is None:
             raise RuntimeError("the weight transfer group is not there; call init_weight_transfer_engine first")
-        buffer = torch.empty(layout.size_bytes, dtype=torch.uint8, device=self._receive_device())
+        buffer = self._take_buffer(layout.size_bytes)
         work = self._group.broadcast(buffer)
         try:
-            self._load_waiting()
+            self._load_waiting(self._backlog_bytes())
         finally:
             work.wait()  # also after a failed load: the buffer must not die under a running receive
         return buffer
@@ -216,17 +268,20 @@ class GroupReceiver(BucketReceiver):
 class GlooWeightTransferEngine(GroupReceiver):
     """Receives into host memory over gloo; `weight_sync.gloo` sends."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._buffers = ReceiveBuffers(BACKLOG_BYTES)
+
     def _join(self, info: GroupInitInfo, rank: int) -> TransferGroup:
         store = join_store(info.master_address, info.master_port, rank, info.world_size, info.timeout_s)
         address = address_towards(info.master_address, info.master_port)
         return build_gloo_group(store, rank, info.world_size, address=address, timeout_s=info.timeout_s / 2)
 
-    def _receive_device(self) -> torch.device:
-        return torch.device("cpu")
+    def _take_buffer(self, size: int) -> torch.Tensor:
+        return self._buffers.take(size)
 
-    def _load_waiting(self) -> None:
-        self._waiting = [(name, tensor.to(self.device)) for name, tensor in self._waiting]
-        super()._load_waiting()
+    def _backlog_bytes(self) -> int:
+        return BACKLOG_BYTES
 
 
 class NcclWeightTransferEngine(GroupReceiver):
@@ -252,7 +307,6 @@ class CudaIpcWeightTransferEngine(BucketReceiver):
         """Nothing to set up."""
 
     def _receive(self, info: BucketUpdateInfo, layout: BucketLayout) -> torch.Tensor:
-        self._load_waiting()
         uuid = str(torch.cuda.get_device_properties(self.device).uuid)
         handles = info.handles if isinstance(info, IpcUpdateInfo) and info.handles else {}
         if uuid not in handles:
@@ -262,7 +316,7 @@ class CudaIpcWeightTransferEngine(BucketReceiver):
     def receive_weights(self, update_info: BucketUpdateInfo) -> None:
         """See `BucketReceiver.receive_weights`; loads at once, for the trainer frees the bucket after the call."""
         super().receive_weights(update_info)
-        self._load_waiting()
+        self._load_waiting(0)
 
 
 @contextlib.contextmanager

@@ -165,7 +165,7 @@ class WeightSyncInitInfo:
     override_existing_receiver: bool = False
     """True for servers that this run did not start: a group of an earlier run may still be there."""
 
-    def for_servers(self, ws_per_server: int, n_servers: int, dp_size: int = 1) -> list[WeightSyncInitInfo]:
+    def for_servers(self, ws_per_server: int, n_servers: int, dp_size: int = 1) -> Sequence[WeightSyncInitInfo]:
         """One init info per server, in the order of the client's ``server_urls``.
 
         ``ws_per_server`` counts the workers of one deployment of ``dp_size`` data-parallel servers.

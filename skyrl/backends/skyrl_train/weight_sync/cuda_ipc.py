@@ -90,7 +90,7 @@ def open_handle(handle: IpcHandle, *, device_index: int) -> torch.Tensor:
         handle.event_sync_required,
     )
     empty = torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", device_index))
-    return empty.set_(storage, 0, (handle.num_bytes,))
+    return empty.set_(storage, 0, (handle.num_bytes,))  # type: ignore[call-overload]
 
 
 def _text(data: bytes) -> str:
@@ -196,7 +196,7 @@ class CudaIpcSender(WeightTransferSender):
             error = caught
         if not self._agreement.all_ok(error is None):
             raise error or OtherRankFailed
-        assert filled is not None
+        assert filled is not None and buffer is not None
         return filled[0], buffer, checksum, self._agreement.gather_text(text)
 
     def _new_buffer(self, size: int) -> torch.Tensor:
@@ -204,7 +204,8 @@ class CudaIpcSender(WeightTransferSender):
 
     async def _lead(self, thread: SerialThread, call: Any) -> float:
         """Rank 0 makes a call to the engines, the others wait for its outcome; seconds of the call."""
-        began, error = time.perf_counter(), None
+        began = time.perf_counter()
+        error: Exception | None = None
         if self._init_info is not None:
             try:
                 await asyncio.wait_for(call(), self._chunk_timeout_s)

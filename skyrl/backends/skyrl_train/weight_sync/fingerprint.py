@@ -74,7 +74,7 @@ def hash_values(values: torch.Tensor) -> str:
     """
     exact = (values.detach().to(device="cpu", dtype=torch.float32) + 0.0).contiguous()
     digest = xxhash.xxh3_128(repr(tuple(exact.shape)).encode())
-    digest.update(exact.numpy())
+    digest.update(exact.numpy().data)
     return digest.hexdigest()
 
 

@@ -9,7 +9,7 @@ import datetime
 import ipaddress
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import torch
@@ -36,8 +36,8 @@ class TransferGroup(Protocol):
 class TorchTransferGroup:
     """A gloo or NCCL process group of torch, held together with the store it was built over."""
 
-    def __init__(self, group: dist.Backend, store: dist.Store) -> None:
-        self._group: dist.Backend | None = group
+    def __init__(self, group: Any, store: dist.Store) -> None:
+        self._group = group
         self._store: dist.Store | None = store
 
     def broadcast(self, buffer: torch.Tensor) -> dist.Work:
@@ -47,7 +47,8 @@ class TorchTransferGroup:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        return self._group.broadcast([buffer], options)
+        work: dist.Work = self._group.broadcast([buffer], options)
+        return work
 
     def close(self) -> None:
         """See `TransferGroup.close`."""
@@ -96,7 +97,7 @@ def join_store(host: str, port: int, rank: int, world_size: int, timeout_s: floa
         timeout=datetime.timedelta(seconds=timeout_s),
         wait_for_workers=False,
     )
-    store.set(_joined_key(rank), b"1")
+    store.set(_joined_key(rank), "1")
     return store
 
 
@@ -107,7 +108,7 @@ def build_gloo_group(
 
     ``timeout_s`` bounds the meeting and each later transfer.
     """
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = datetime.timedelta(seconds=timeout_s)
     options._threads = 1

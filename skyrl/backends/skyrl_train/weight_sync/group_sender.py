@@ -196,6 +196,7 @@ class GroupSender(WeightTransferSender):
                 torch.cuda.synchronize(buffer.device)
             return time.perf_counter()
 
+        began = time.perf_counter()
         sent = thread.submit(broadcast)
         told = asyncio.ensure_future(self._client.update_named_weights(layout.to_update_info(checksum)))
         done, waiting = await asyncio.wait(
@@ -214,6 +215,14 @@ class GroupSender(WeightTransferSender):
                 TIMEOUT_KEY,
                 "each bucket has half of it",
             )
+        logger.debug(
+            "bucket %d of %d: %d bytes, sent after %.4f s, answered after %.4f s",
+            layout.index + 1,
+            layout.count,
+            layout.size_bytes,
+            sent.result() - began,
+            time.perf_counter() - began,
+        )
         return sent.result()
 
     def teardown(self) -> None:

@@ -155,7 +155,7 @@ def pack_buckets(
 def checksum_bytes(buffer: torch.Tensor) -> str:
     """Checksum of a bucket: xxh3-128 on the CPU; on a GPU the wrapping sum of its 64-bit words, without a copy."""
     if buffer.device.type == "cpu":
-        return f"xxh3-128:{xxhash.xxh3_128_hexdigest(buffer.numpy())}"
+        return f"xxh3-128:{xxhash.xxh3_128_hexdigest(buffer.numpy().data)}"
     return f"sum64:{int(buffer.view(torch.int64).sum().item())}"
 
 

@@ -163,7 +163,7 @@ async def _withdraw(producer: _Producer, pending: asyncio.Future[Bucket | None])
     logger.warning("weight transfer abandoned; the other trainer ranks were told")
 
 
-async def drain_buckets(buckets: Iterator[tuple[BucketLayout, None]], agreement: RankAgreement) -> None:
+async def drain_buckets(buckets: Iterator[tuple[BucketLayout, torch.Tensor | None]], agreement: RankAgreement) -> None:
     """Ranks other than 0: take part in gathering until rank 0 is done, or stop with it.
 
     Raises:

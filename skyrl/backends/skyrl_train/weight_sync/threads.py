@@ -43,7 +43,8 @@ class SerialThread:
                 future.set_exception(error)
 
         def job() -> None:
-            result, error = None, None
+            result: T | None = None
+            error: BaseException | None = None
             try:
                 result = call()
             except StopIteration:
