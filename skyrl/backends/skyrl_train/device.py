@@ -164,7 +164,7 @@ def bind_to_gpu_numa_node() -> None:
     numa = ctypes.CDLL(ctypes.util.find_library("numa"))
     if numa.numa_available() < 0:
         return
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     with contextlib.suppress(OSError, ValueError):
         node = int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text())

@@ -61,7 +61,10 @@ class RolloutStage:
         engine = cfg.generator.inference_engine.backend
         self._sampling = {
             "train": get_sampling_params_for_backend(engine, cfg.generator.sampling_params),
-            "eval": get_sampling_params_for_backend(engine, cfg.generator.eval_sampling_params),
+            "eval": get_sampling_params_for_backend(
+                engine,
+                cfg.generator.eval_sampling_params,  # type: ignore[arg-type]  # derived: never None here
+            ),
         }
         self._samples = {
             "train": cfg.generator.n_samples_per_prompt,

@@ -58,7 +58,7 @@ class RemoteInferenceClient(InferenceEngineInterface):
     """Every server, engine-major, data-parallel rank minor."""
     data_parallel_size: int
     """Servers that form one engine."""
-    model_name: str = "default"  # type: ignore[assignment]
+    model_name: str = "default"
     """Base model name or ``served_model_name``; never an adapter."""
     tokenizer: Any = None
     """Hugging Face tokenizer; when set, text is made here and not over HTTP."""

@@ -146,7 +146,7 @@ class ServerGroup:
         placement_group: ResolvedPlacementGroup | None = None,
         placement_group_bundle_offset: int = 0,
         enable_dp: bool = False,
-        server_actor_cls: type | None = None,
+        server_actor_cls: Any | None = None,
         use_expandable_segments: bool = False,
         *,
         env_vars_for_actors: Mapping[str, str] | None = None,
@@ -155,7 +155,7 @@ class ServerGroup:
     ) -> None:
         self._cli_args, self._num_servers, self._start_port = cli_args, num_servers, start_port
         self._bundle_offset, self._enable_dp = placement_group_bundle_offset, enable_dp
-        self._actor_cls = server_actor_cls or VLLMServerActor
+        self._actor_cls: Any = server_actor_cls or VLLMServerActor
         self._launch_options = launch_options
         self._env = dict(env_vars_for_actors or {})
         if use_expandable_segments:

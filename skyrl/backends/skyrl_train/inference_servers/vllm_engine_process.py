@@ -147,7 +147,10 @@ class _GuardedContext:
         """A new child, not yet started."""
         me = psutil.Process()
         arguments = ((me.pid, me.create_time()), target, kwargs)
-        return self._context.Process(target=_run_guarded, name=name, args=arguments)
+        child: SpawnProcess = self._context.Process(  # type: ignore[attr-defined]
+            target=_run_guarded, name=name, args=arguments
+        )
+        return child
 
 
 def use_engine_threads() -> EngineThreads:

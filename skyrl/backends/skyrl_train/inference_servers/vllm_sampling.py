@@ -73,9 +73,10 @@ def _forward_cpu(
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
     logits = apply_top_k_top_p(logits, k, p)
+    returned: torch.Tensor | None
     if self.logprobs_mode == "processed_logprobs":
-        returned = logits.log_softmax(dim=-1, dtype=torch.float32)
-        probabilities = returned.exp()
+        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
+        returned, probabilities = log_probs, log_probs.exp()
     else:
         returned = logits if self.logprobs_mode == "processed_logits" else None
         probabilities = logits.softmax(dim=-1, dtype=torch.float32)

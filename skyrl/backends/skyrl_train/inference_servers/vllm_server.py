@@ -167,7 +167,9 @@ class _ServerLoop:
         holder = cls()
 
         class Loop(uvloop.Loop):
-            def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
+            def add_signal_handler(  # type: ignore[override]
+                self, sig: int, callback: Callable[..., Any], *args: Any
+            ) -> None:
                 holder.handlers[sig] = (callback, args)
 
             def remove_signal_handler(self, sig: int) -> bool:

@@ -126,7 +126,7 @@ class VLLMServerActor:
 
         self._set_data_parallel_args()
         args = complete_server_args(self._args)
-        self._server = VLLMServer(args, self._socket, self._launch.mode)
+        self._server = VLLMServer(args, self._socket, self._launch.mode)  # type: ignore[arg-type]
         self._server.start()
         self._server.wait_until_healthy(env_vars.SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S)
 

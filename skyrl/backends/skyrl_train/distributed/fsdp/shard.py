@@ -183,4 +183,4 @@ def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of a sharded tensor, on the training device. Collective."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    return tensor.detach().to(device.device()).full_tensor()
+    return tensor.detach().to(device.device()).full_tensor()  # type: ignore[attr-defined]

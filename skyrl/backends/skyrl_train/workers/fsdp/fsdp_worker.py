@@ -88,7 +88,9 @@ class FSDPWorker(Worker):
         if self._optimizer_config() is None:
             module.requires_grad_(False)
         elif self.cfg.gradient_checkpointing:
-            module.gradient_checkpointing_enable(use_reentrant=self.cfg.gradient_checkpointing_use_reentrant)
+            module.gradient_checkpointing_enable(  # type: ignore[operator]
+                use_reentrant=self.cfg.gradient_checkpointing_use_reentrant
+            )
         self.module = self.strategy.prepare(module)
         self.module.eval()
         if self.cfg.use_expandable_segments:
@@ -103,7 +105,7 @@ class FSDPWorker(Worker):
     @property
     def checkpointed_module(self) -> nn.Module:
         """The module whose parameter names checkpoints use."""
-        return self.module.model  # type: ignore[no-any-return]
+        return self.module.model
 
     # -- residency
 
@@ -226,7 +228,7 @@ class FSDPPolicyWorkerBase(WeightSyncWorkerMixin, FSDPWorker):
             use_flash_attention_2=self.cfg.flash_attn and self.rank == 0,
             remove_microbatch_padding=self.cfg.remove_microbatch_padding and self.rank == 0,
             bf16=policy.inference_only_init and self.cfg.bf16,
-            temperature=self.cfg.algorithm.temperature,
+            temperature=self.cfg.algorithm.temperature,  # type: ignore[arg-type]  # derived: never None here
             model_config_kwargs=policy.model_config_kwargs,
             meta_init=self.rank != 0,
             logprobs_chunk_size=self.cfg.logprobs_chunk_size,
@@ -372,7 +374,7 @@ class FSDPRefWorkerBase(FSDPWorker):
         return HFModelWrapper(
             model_path,
             bf16=self.cfg.bf16,
-            temperature=self.cfg.algorithm.temperature,
+            temperature=self.cfg.algorithm.temperature,  # type: ignore[arg-type]  # derived: never None here
             model_config_kwargs=self.cfg.ref.model_config_kwargs,
             meta_init=self.rank != 0,
             logprobs_chunk_size=self.cfg.logprobs_chunk_size,

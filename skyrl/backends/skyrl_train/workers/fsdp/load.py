@@ -46,13 +46,11 @@ def load_model(auto_class: Any, path: str, config: Any, dtype: torch.dtype, *, w
     """
     try:
         if with_weights:
-            return auto_class.from_pretrained(  # type: ignore[no-any-return]
+            return auto_class.from_pretrained(
                 path, config=config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=True
             )
         with torch.device("meta"):
-            return auto_class.from_config(  # type: ignore[no-any-return]
-                config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=True
-            )
+            return auto_class.from_config(config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=True)
     except (OSError, ValueError) as error:
         raise ModelLoadError(_no_model(path, error)) from error
 
