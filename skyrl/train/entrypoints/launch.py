@@ -172,7 +172,7 @@ def separate_job(config: RootConfig, composed: DictConfig, tokens: Sequence[str]
         for parent in parents:
             raw, group = raw[parent], getattr(group, parent)  # type: ignore[index, call-overload]
         written = raw[name]  # type: ignore[index, call-overload]
-        if written is None or "${hydra:job.num}" in written or any(is_sweep_of(token, key) for token in tokens):
+        if not written or "${hydra:job.num}" in written or any(is_sweep_of(token, key) for token in tokens):
             continue
         is_folder = name.endswith(("_path", "_dir"))
         own = f"{getattr(group, name).rstrip('/')}/{job}" if is_folder else f"{getattr(group, name)}-{job}"
