@@ -1,0 +1,64 @@
+"""The documentation builds, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.schema import is_declared, structured_node
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
+SCRIPTS = sorted((ROOT / "examples").rglob("*.sh"))
+KEY = re.compile(r"\b(?:trainer|generator|data|environment)(?:\.[a-zA-Z][a-zA-Z0-9_]*)+(?![\w/(*{<])")
+# Not keys: modules, and files that share a name with a group.
+NO_KEY = re.compile(r"\.(?:py|pt|md|parquet)$|^data\.pt$|^trainer\.(?:train|global_step)$")
+
+
+@pytest.fixture(scope="module")
+def node():
+    return structured_node(SkyRLTrainConfig, {})
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SCRIPTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_key_that_a_page_or_script_names_is_declared(path, node):
+    text = path.read_text().replace("skyrl.train", "").replace("trainer.policy.model.pth=x", "")
+    keys = {key for key in KEY.findall(text) if not NO_KEY.search(key)}
+    assert [key for key in sorted(keys) if not is_declared(node, key)] == []
+
+
+def test_presets_set_declared_keys(node):
+    for preset in (ROOT / "skyrl" / "config" / "recipe").glob("*.yaml"):
+        assert preset.read_text().startswith("# @package _global_\n")
+        OmegaConf.merge(node, OmegaConf.load(preset))
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    keys = (tmp_path / "reference" / "config" / "index.html").read_text()
+    assert "trainer.policy.optimizer_config.lr" in keys
+    assert str(Path.home()) not in keys
+
+
+def test_the_examples_of_the_algorithm_page_run():
+    import torch
+
+    page = (ROOT / "docs" / "guides" / "custom_algorithm.md").read_text()
+    estimator, loss = re.findall(r"```python\n(.*?)```", page, re.S)[:2]
+    space: dict = {}
+    # Definitions only: registering would leave them in this process's registries.
+    for block in (estimator, loss):
+        exec(re.sub(r"^(?:from skyrl.*|@register.*)$", "", block, flags=re.M), space)
+    mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    advantages, returns = space["batch_baseline"](torch.tensor([[0.0, 1.0], [3.0, 0.0]]), mask)
+    assert advantages.tolist() == returns.tolist() == [[-1.0, -1.0], [1.0, 0.0]]
+    value, _ = space["plain_reinforce"](torch.tensor([[-1.0, -2.0], [-3.0, -9.0]]), None, advantages, None, mask)
+    assert value.item() == -1.0 - 2.0 + 3.0
