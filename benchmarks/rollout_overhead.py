@@ -2,9 +2,9 @@
 
     python benchmarks/rollout_overhead.py [--model DIR] [--requests 128] [--tokens 32] [--repeats 3]
 
-One vLLM CPU server with SmolLM2-135M (bf16), started by the library, with a router although one server needs none. Both
-ways send the same prompts with the same seeds, 64 in flight, in turns; the prefix cache is emptied before each. The last
-line printed is one JSON object; the exit code is 1 when the ratio of the medians is below 0.95.
+One vLLM CPU server with SmolLM2-135M (bf16), started by the library, with a router although one server needs none.
+Both ways send the same prompts with the same seeds, 64 in flight, in turns; the prefix cache is emptied before each.
+The last line printed is one JSON object; the exit code is 1 when the ratio of the medians is below 0.95.
 """
 
 from __future__ import annotations
@@ -20,23 +20,17 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-IN_FLIGHT = 64
-os.environ["SKYRL_GENERATE_CONCURRENCY_PER_ENGINE"] = str(IN_FLIGHT)
-os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
-import ray
 
-from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
-from skyrl.backends.skyrl_train.inference_servers.setup import InferenceServerSetup, build_new_inference_client
-from skyrl.config.root import SkyRLTrainConfig
+if TYPE_CHECKING:
+    from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+    from skyrl.backends.skyrl_train.inference_servers.setup import InferenceServerSetup
 
+ROOT = Path(__file__).resolve().parent.parent
+IN_FLIGHT = 64
 TARGET = 0.95
 PROMPT_TOKENS = (24, 64)
 CONTEXT_TOKENS = 512
@@ -54,7 +48,11 @@ def make_batch(requests: int, tokens: int) -> Batch:
 
 def start(model: Path) -> tuple[RemoteInferenceClient, InferenceServerSetup]:
     """Ray, one server and a router."""
+    import ray
     from transformers import AutoTokenizer
+
+    from skyrl.backends.skyrl_train.inference_servers.setup import build_new_inference_client
+    from skyrl.config.root import SkyRLTrainConfig
 
     cfg = SkyRLTrainConfig()
     cfg.trainer.policy.model.path = str(model)
@@ -126,10 +124,17 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of each request")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    # All before ray and the library are imported.
+    os.environ["SKYRL_GENERATE_CONCURRENCY_PER_ENGINE"] = str(IN_FLIGHT)
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.model is None:
         from examples.train.quickstart.prepare_model import prepare_model
 
         options.model = prepare_model()
+    import ray
+
     began = time.perf_counter()
     client, setup = start(options.model)
     ready_s = time.perf_counter() - began
