@@ -275,7 +275,7 @@ class GlooWeightTransferEngine(GroupReceiver):
     def _join(self, info: GroupInitInfo, rank: int) -> TransferGroup:
         store = join_store(info.master_address, info.master_port, rank, info.world_size, info.timeout_s)
         address = address_towards(info.master_address, info.master_port)
-        return build_gloo_group(store, rank, info.world_size, address=address, timeout_s=info.timeout_s / 2)
+        return build_gloo_group(store, rank, info.world_size, address=address, timeout_s=info.timeout_s)
 
     def _take_buffer(self, size: int) -> torch.Tensor:
         return self._buffers.take(size)
@@ -289,7 +289,7 @@ class NcclWeightTransferEngine(GroupReceiver):
 
     def _join(self, info: GroupInitInfo, rank: int) -> TransferGroup:
         store = join_store(info.master_address, info.master_port, rank, info.world_size, info.timeout_s)
-        return build_nccl_group(store, rank, info.world_size, device=self.device, timeout_s=info.timeout_s / 2)
+        return build_nccl_group(store, rank, info.world_size, device=self.device, timeout_s=info.timeout_s)
 
     def _receive(self, info: BucketUpdateInfo, layout: BucketLayout) -> torch.Tensor:
         buffer = super()._receive(info, layout)

@@ -58,7 +58,9 @@ class BroadcastTransferStrategy(WeightTransferStrategy):
         def join(info: BroadcastInitInfo) -> TransferGroup:
             if info.meeting is None:
                 raise ValueError("only the rank that bound the meeting point joins as rank 0")
-            return build_nccl_group(info.meeting.store, 0, info.world_size, device=device, timeout_s=info.timeout_s / 2)
+            return build_nccl_group(
+                info.meeting.store, 0, info.world_size, device=device, timeout_s=info.meeting.timeout_s
+            )
 
         return GroupSender(
             init_info,

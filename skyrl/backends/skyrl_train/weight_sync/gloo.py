@@ -45,7 +45,7 @@ def _join(info: BroadcastInitInfo) -> TransferGroup:
     if info.meeting is None:
         raise ValueError("only the rank that bound the meeting point joins as rank 0")
     return build_gloo_group(
-        info.meeting.store, 0, info.world_size, address=info.master_address, timeout_s=info.timeout_s / 2
+        info.meeting.store, 0, info.world_size, address=info.master_address, timeout_s=info.meeting.timeout_s
     )
 
 

@@ -19,6 +19,8 @@ from skyrl import env_vars
 from skyrl.errors import WeightSyncError
 
 _PREFIX = "skyrl_weights"
+_MARGIN_S = 5.0
+"""By how much rank 0's own deadline, which names who is missing, comes before torch's."""
 
 
 class TransferGroup(Protocol):
@@ -36,9 +38,10 @@ class TransferGroup(Protocol):
 class TorchTransferGroup:
     """A gloo or NCCL process group of torch, held together with the store it was built over."""
 
-    def __init__(self, group: Any, store: dist.Store) -> None:
+    def __init__(self, group: Any, store: dist.Store, transfer_timeout_s: float) -> None:
         self._group = group
         self._store: dist.Store | None = store
+        self._timeout = datetime.timedelta(seconds=transfer_timeout_s)
 
     def broadcast(self, buffer: torch.Tensor) -> dist.Work:
         """See `TransferGroup.broadcast`."""
@@ -47,6 +50,7 @@ class TorchTransferGroup:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
+        options.timeout = self._timeout
         work: dist.Work = self._group.broadcast([buffer], options)
         return work
 
@@ -67,20 +71,22 @@ class Rendezvous:
         self.host: str = host
         self.port: int = listener.getsockname()[1]
         self.world_size = world_size
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s + _MARGIN_S
         self.store = dist.TCPStore(
             host,
             self.port,
             world_size,
             is_master=True,
-            timeout=datetime.timedelta(seconds=timeout_s),
+            timeout=datetime.timedelta(seconds=timeout_s + _MARGIN_S),
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have not come to the meeting point yet."""
-        return [rank for rank in range(1, self.world_size) if not self.store.check([_joined_key(rank)])]
+        # A connection of its own: a group that is being built holds the other one until it is complete.
+        store = _connect(self.host, self.port, self.world_size, self.timeout_s)
+        return [rank for rank in range(1, self.world_size) if not store.check([_joined_key(rank)])]
 
 
 def _joined_key(rank: int) -> str:
@@ -106,14 +112,14 @@ def build_gloo_group(
 ) -> TorchTransferGroup:
     """Build the gloo group, listening on ``address``; returns when every rank has joined.
 
-    ``timeout_s`` bounds the meeting and each later transfer.
+    ``timeout_s`` bounds the meeting; each later transfer has half of it.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = datetime.timedelta(seconds=timeout_s)
     options._threads = 1
     group = dist.ProcessGroupGloo(dist.PrefixStore(_PREFIX, store), rank, world_size, options)
-    return TorchTransferGroup(group, store)
+    return TorchTransferGroup(group, store, timeout_s / 2)
 
 
 def build_nccl_group(
@@ -121,14 +127,14 @@ def build_nccl_group(
 ) -> TorchTransferGroup:
     """Build the NCCL group on ``device``; returns when every rank has joined.
 
-    NCCL connects at the first collective, so one word is broadcast here: a failure shows at once, with the
-    rendezvous' own deadline, and not in the middle of an update.
+    ``timeout_s`` bounds the meeting; each later transfer has half of it. NCCL connects at the first collective, so
+    one word is broadcast here: a failure shows at once, and not in the middle of an update.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = datetime.timedelta(seconds=timeout_s)
     with torch.cuda.device(device):
         group = dist.ProcessGroupNCCL(dist.PrefixStore(_PREFIX, store), rank, world_size, options)
-        transfer = TorchTransferGroup(group, store)
+        transfer = TorchTransferGroup(group, store, timeout_s / 2)
         transfer.broadcast(torch.zeros(16, dtype=torch.uint8, device=device)).wait()
         torch.cuda.synchronize(device)
     return transfer
