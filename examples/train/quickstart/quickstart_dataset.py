@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ENV_CLASS = "addition"
-# A short system message also keeps the model's own, longer default out of the prompt.
-SYSTEM = "You are a calculator."
+# An empty system message keeps the chat template's own, 16 tokens longer, out of every prompt.
+SYSTEM = ""
 
 
 def make_rows(pairs: list[tuple[int, int]], split: str) -> list[dict[str, Any]]:
