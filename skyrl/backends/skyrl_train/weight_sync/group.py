@@ -95,16 +95,14 @@ def _joined_key(rank: int) -> str:
 
 def join_store(host: str, port: int, rank: int, world_size: int, timeout_s: float) -> dist.Store:
     """Connect to rank 0's store and leave a mark there, so that rank 0 can name who is missing."""
-    store = dist.TCPStore(
-        host,
-        port,
-        world_size,
-        is_master=False,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
+    store = _connect(host, port, world_size, timeout_s)
     store.set(_joined_key(rank), "1")
     return store
+
+
+def _connect(host: str, port: int, world_size: int, timeout_s: float) -> dist.TCPStore:
+    patience = datetime.timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, world_size, is_master=False, timeout=patience, wait_for_workers=False)
 
 
 def build_gloo_group(
