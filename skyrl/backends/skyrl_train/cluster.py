@@ -11,10 +11,11 @@ import datetime
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 
 from skyrl.backends.skyrl_train import device
 from skyrl.backends.skyrl_train.placement import gpu_demands, require_cpus, require_gpus
@@ -123,7 +124,7 @@ def _init(cfg: SkyRLTrainConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not SKYRL_DUMP_INFRA_LOG_TO_STDOUT:
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         os.environ[LOG_FILE_VARIABLE] = str(_new_log_file(cfg.trainer.log_path))
     runtime_env = {
         "env_vars": prepare_runtime_environment(cfg),
@@ -133,13 +134,25 @@ def _init(cfg: SkyRLTrainConfig) -> None:
     if address is not None:
         ray.init(address=address, runtime_env=runtime_env, log_to_driver=True)
         return
-    ray.init(
-        address="local",
-        runtime_env=runtime_env,
-        log_to_driver=True,
-        include_dashboard=False,
-        _node_ip_address=LOOPBACK,
-    )
+    with _on_loopback():
+        ray.init(address="local", runtime_env=runtime_env, log_to_driver=True, include_dashboard=False)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a cluster that starts inside the block use the loopback address on all its sockets.
+
+    Ray resolves a loopback `_node_ip_address` to the outward address, except where it takes a cluster of several nodes
+    to be impossible; the variable says so to the processes that it starts.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        del os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR]
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def require_resources(cfg: SkyRLTrainConfig) -> None:

@@ -36,7 +36,9 @@ class PolicyRows:
     loss_weights: Tensor | None
     """The loss reduction; None sums plainly."""
     old_log_probs: Tensor | None
-    """Before this update."""
+    """Before this update; None when the loss does not read them, or when they are those of the model now."""
+    old_is_current: bool
+    """The only optimizer step of its rollouts: the old policy is the model now, so its forward pass is saved."""
     ref_log_probs: Tensor | None
     """Of the reference."""
     rollout_logprobs: Tensor | None
@@ -52,6 +54,7 @@ class PolicyRows:
             response_mask=batch["response_mask"],
             loss_weights=batch.get("loss_weights"),
             old_log_probs=batch.get("action_log_probs"),
+            old_is_current=bool(batch.metadata.get("old_is_current", False)),
             ref_log_probs=batch.get("base_action_log_probs"),
             rollout_logprobs=batch.get("rollout_logprobs"),
         )
@@ -90,7 +93,7 @@ def policy_loss(
     loss, loss_metrics = compute_policy_loss(
         loss_name,
         log_probs=log_probs,
-        old_log_probs=rows.old_log_probs,
+        old_log_probs=old_log_probs(rows, log_probs),
         advantages=rows.advantages,
         config=algorithm,
         loss_mask=rows.loss_mask,
@@ -106,6 +109,11 @@ def policy_loss(
     with torch.no_grad():
         add_diagnostics(rows, log_probs.detach(), entropy.detach(), metrics)
     return loss * scale.dp_size + regularizer * undo_mean
+
+
+def old_log_probs(rows: PolicyRows, log_probs: Tensor) -> Tensor | None:
+    """Log-probs before this update, in nats [rows, response]."""
+    return log_probs.detach() if rows.old_is_current else rows.old_log_probs
 
 
 def _regularizer(
@@ -145,8 +153,9 @@ def add_diagnostics(rows: PolicyRows, log_probs: Tensor, entropy: Tensor, metric
     real_rows = trained.any(dim=-1)
     lengths = rows.response_mask.sum(dim=-1)
     metrics.add_mean("response_length", (lengths * real_rows).sum(), real_rows.sum())
-    if rows.old_log_probs is not None:
-        log_ratio = hide(log_probs - rows.old_log_probs, trained).clamp(-20.0, 20.0)
+    old = old_log_probs(rows, log_probs)
+    if old is not None:
+        log_ratio = hide(log_probs - old, trained).clamp(-20.0, 20.0)
         ratio = log_ratio.exp()
         metrics.add_mean("ratio_mean", hide(ratio, trained).sum(), count)
         metrics.add_mean("approx_kl_old", hide(ratio - 1.0 - log_ratio, trained).sum(), count)

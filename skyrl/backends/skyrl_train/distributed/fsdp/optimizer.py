@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from skyrl.config.roles import OptimizerConfig
 from skyrl.errors import ConfigError
@@ -81,6 +81,9 @@ def make_scheduler(
     Raises:
         ConfigError: There is no such schedule, or it needs to know the number of steps.
     """
+    if config.scheduler == "constant_with_warmup":  # the default, without the second that the import below takes
+        warmup = config.num_warmup_steps
+        return LambdaLR(optimizer, lambda step: min(1.0, step / max(1.0, warmup)) if step < warmup else 1.0)
     from transformers.optimization import get_scheduler
 
     try:
