@@ -19,6 +19,9 @@ TIMEOUT_KEY = "generator.inference_engine.control_timeout_s"
 ONCE = RetryPolicy(attempts=5, resend=False)
 """A control call may have taken effect when its connection breaks; only refused connections are tried again."""
 
+FRESH = {"Connection": "close"}
+"""A connection per call: the server closes a kept one after an error, and a call that then breaks is not sent again."""
+
 QUEUE_POLL_S = 0.01
 ABORT_TIMEOUT_S = 5.0
 
@@ -172,7 +175,7 @@ class ControlPlane:
             body = json if json_by_url is None else json_by_url[url]
             seconds = self._timeout_s if timeout_s is None else timeout_s
             return await self._transport.request_within(
-                seconds, TIMEOUT_KEY, method, f"{url}{path}", json=body, retry=ONCE, **options
+                seconds, TIMEOUT_KEY, method, f"{url}{path}", json=body, headers=FRESH, retry=ONCE, **options
             )
 
         results = await asyncio.gather(*(one(url) for url in targets), return_exceptions=True)
