@@ -273,6 +273,7 @@ class RayPPOTrainer:
             batch.metadata[f"{role}_mini_batch_boundaries"] = compute_prompt_mini_batch_boundaries(
                 uids, mini, num_prompts, False, self.rollout.samples_per_prompt("train")
             )
+        batch.metadata["old_is_current"] = False
         self.all_metrics["generate/batch_num_seq"] = len(batch)
         self.all_metrics["generate/batch_padded_seq_len"] = batch["sequences"].shape[1]
         return pad_training_input_batch(batch, -len(batch) % self.dispatch.get_lcm_dp_size())

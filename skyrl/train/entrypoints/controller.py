@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyrl.errors import SkyRLError
+from skyrl.train.utils.progress import terminal_progress
+from skyrl.utils.log import configure_logging
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -33,16 +35,21 @@ def run_controller(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig) -> f
 
     from skyrl.backends.skyrl_train.cluster import initialize_ray
 
-    try:
-        initialize_ray(config)
-        result = _wait(ray.remote(call_main).options(**_TASK).remote(main_fn, config))
-    finally:
-        ray.shutdown()
+    with terminal_progress():
+        try:
+            initialize_ray(config)
+            result = _wait(ray.remote(call_main).options(**_TASK).remote(main_fn, config))
+        finally:
+            ray.shutdown()
     return float(result) if isinstance(result, int | float) and not isinstance(result, bool) else None
 
 
 def call_main(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig) -> Any:
-    """Run ``main_fn(config)``, or ``main_fn(config).run()`` for a class; called inside the task."""
+    """Run ``main_fn(config)``, or ``main_fn(config).run()`` for a class; called inside the task.
+
+    Its log lines reach the terminal through Ray.
+    """
+    configure_logging()
     return main_fn(config).run() if isinstance(main_fn, type) else main_fn(config)
 
 

@@ -255,7 +255,7 @@ class BasePPOExp:
         with self._cleanup:
             try:
                 trainer = self._setup_trainer()
-                asyncio.run(trainer.train())
+                asyncio.run(self._train(trainer))
                 return trainer.report.last_eval_score
             except Exception as error:
                 self._report(error)
@@ -263,6 +263,13 @@ class BasePPOExp:
             finally:
                 if self.tracker is not None:
                     self.tracker.finish()
+
+    async def _train(self, trainer: RayPPOTrainer) -> None:
+        """Train, and close the client's connections in the loop that opened them."""
+        try:
+            await trainer.train()
+        finally:
+            await trainer.inference_engine_client.teardown()
 
     def _report(self, error: Exception) -> None:
         """Leave what the failed step measured, and the error, in every tracker."""

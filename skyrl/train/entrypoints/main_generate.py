@@ -59,9 +59,12 @@ class EvalOnlyEntrypoint(BasePPOExp):
         async def wake_and_evaluate() -> dict[str, float]:
             if self.colocate_pg is not None:
                 await client.wake_up()
-            return await evaluate(
-                loader, generator, self.cfg, None, self.tokenizer, self.get_trajectory_logger(), self.tracker
-            )
+            try:
+                return await evaluate(
+                    loader, generator, self.cfg, None, self.tokenizer, self.get_trajectory_logger(), self.tracker
+                )
+            finally:
+                await client.teardown()
 
         metrics = asyncio.run(wake_and_evaluate())
         self.tracker.log(metrics, step=0, commit=True)

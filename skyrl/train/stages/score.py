@@ -33,10 +33,16 @@ class ScoreStage:
         if self._has_ref:
             batch["base_action_log_probs"] = self._dispatch.forward("ref", inputs).tensors["logprobs"]
             self._dispatch.empty_cache("ref")
-        if self._needs_old_log_probs(batch):
+        batch.metadata["old_is_current"] = self._old_is_current(batch)
+        if not batch.metadata["old_is_current"] and self._needs_old_log_probs(batch):
             boundaries = batch.metadata.get("policy_mini_batch_boundaries")
             batch["action_log_probs"] = self._forward("policy", inputs, boundaries)
         return batch, logprob_gap(batch)
+
+    def _old_is_current(self, batch: TrainingInputBatch) -> bool:
+        """Whether these rollouts give one optimizer step: its own forward pass then yields the old log-probs."""
+        steps = len(batch.metadata["policy_mini_batch_boundaries"]) * self._cfg.update_epochs_per_batch
+        return steps == 1 and not self._cfg.algorithm.use_kl_in_reward
 
     def _needs_old_log_probs(self, batch: TrainingInputBatch) -> bool:
         """Losses anchored on the sampler's log-probs read no old ones, unless KL goes into the reward."""

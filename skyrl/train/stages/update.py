@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
-from typing import Any
 
 import torch
 
@@ -61,12 +61,15 @@ class UpdateStage:
         with Timer("policy_train", timings):
             status = self._train("policy", batch, POLICY_KEYS)
         metrics |= {f"policy/{key}": value for key, value in status.items()}
+        if batch.metadata["old_is_current"]:
+            metrics |= old_gap_from_update(status)
         return metrics
 
     def _train(self, model: str, batch: TrainingInputBatch, keys: tuple[str, ...]) -> dict[str, float]:
         boundaries = batch.metadata[f"{model}_mini_batch_boundaries"]
         batch["loss_weights"] = mini_batch_loss_weights(batch, boundaries, self._cfg, model)
-        data = batch.select([key for key in keys if batch.get(key) is not None], ["response_length"])
+        present = [key for key in keys if batch.get(key) is not None]
+        data = batch.select(present, ["response_length", "old_is_current"])
         staged = self._dispatch.stage_data(model, data, boundaries)
         seen: dict[str, list[float]] = defaultdict(list)
         for _ in range(self._cfg.update_epochs_per_batch):
@@ -77,11 +80,11 @@ class UpdateStage:
                     seen[key].append(float(value))
         return reduce_steps(seen)
 
-    def _step(self, model: str) -> dict[str, Any]:
+    def _step(self, model: str) -> dict[str, float]:
         norm = self._dispatch.optim_step(model)
         if model == "policy" and self.first_step_at is None:
             self.first_step_at = time.time()
-        return {} if norm is None else {"grad_norm": float(norm)}
+        return {"grad_norm": norm, "grad_skipped": float(not math.isfinite(norm))}
 
 
 def mini_batch_loss_weights(
@@ -105,6 +108,13 @@ def mini_batch_loss_weights(
             micro_batch_size=cfg.micro_train_batch_size_per_gpu,
         )
     return weights
+
+
+def old_gap_from_update(status: dict[str, float]) -> dict[str, float]:
+    """Name the update's log-prob gap as the score stage would, where the old policy is the one that was updated."""
+    old, now = "policy/rollout_train_logprobs_abs_diff", "minibatch_rollout_logprobs_abs_diff"
+    found = {name: status.get(f"{now}_{name}") for name in ("max", "min", "mean", "std")}
+    return {f"{old}_{name}": value for name, value in found.items() if value is not None}
 
 
 def reduce_steps(seen: dict[str, list[float]]) -> dict[str, float]:

@@ -37,10 +37,13 @@ def get_sampling_params_for_backend(backend: str, sampling_params: SamplingParam
 
 
 def get_vllm_sampling_params(sampling_params: SamplingParams) -> dict[str, Any]:
-    """Parameters of vLLM for one request; ``additional_kwargs`` add what is not set yet."""
+    """Parameters of vLLM for one request; ``additional_kwargs`` add what is not set yet.
+
+    Upstream always sends ``min_tokens=1``. That takes the end token out of the first position, so the sampler's
+    log-probs there are those of another distribution than the trainer's; ours sends it only when it is asked for.
+    """
     stop = [sampling_params.stop] if isinstance(sampling_params.stop, str) else sampling_params.stop
     params: dict[str, Any] = {
-        "min_tokens": 1,
         "skip_special_tokens": True,
         "include_stop_str_in_output": True,
         "max_tokens": sampling_params.max_generate_length,

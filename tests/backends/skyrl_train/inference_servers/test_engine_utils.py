@@ -8,7 +8,6 @@ from skyrl.errors import ConfigError
 def test_config_becomes_vllm_parameters():
     config = SamplingParams(max_generate_length=7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, stop=["x"])
     assert engine_utils.get_sampling_params_for_backend("vllm", config) == {
-        "min_tokens": 1,
         "skip_special_tokens": True,
         "include_stop_str_in_output": True,
         "max_tokens": 7,

@@ -1,0 +1,115 @@
+"""A run that teaches a tiny model to write digits, against a server that runs already.
+
+Used in-process by the whole-loop tests, and as `python -m tests.fakes.digit_run key=value ...` by those that
+interrupt a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import skyrl_gym
+from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.utils.callbacks import TrainingCallback
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+ENV = "digits"
+SIGNAL_VARIABLE = "SKYRL_TEST_SIGNAL"
+"""`<signal number>:<driver's pid>:<step>`: send the driver a signal at the end of a step's training."""
+
+
+class DigitEnv(BaseTextEnv):
+    """One turn; the reward is the share of digits in the answer."""
+
+    def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
+        super().__init__()
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Score an answer."""
+        share = sum(character.isdigit() for character in action) / len(action) if action else 0.0
+        return BaseTextEnvStepOutput(observations=[], reward=share, done=True, metadata={})
+
+
+class SignalDriver(TrainingCallback):
+    """Sends the driver a signal when a step has trained and is not yet saved."""
+
+    def on_step_end(self, trainer: Any, callback_input: Any, control: Any) -> None:
+        """Compare the step."""
+        number, pid, step = (int(part) for part in os.environ[SIGNAL_VARIABLE].split(":"))
+        if callback_input.global_step == step:
+            os.kill(pid, number)
+            time.sleep(60)
+
+
+class DigitExp(BasePPOExp):
+    """The experiment."""
+
+    def __init__(self, cfg: Any) -> None:
+        skyrl_gym.register(id=ENV, entry_point="tests.fakes.digit_run:DigitEnv", force=True)
+        super().__init__(cfg)
+
+    def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
+        """Add the signal, where one is asked for."""
+        trainer = super().get_trainer(*args, **kwargs)
+        if SIGNAL_VARIABLE in os.environ:
+            trainer.add_callback(SignalDriver())
+        return trainer
+
+
+def write_prompts(path: Path, count: int) -> Path:
+    """Write a data file of `count` different prompts."""
+    rows = [{"prompt": [{"role": "user", "content": f"n{i}"}], "data_source": "digits"} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def overrides(url: str, model: Path, folder: Path, *extra: str) -> list[str]:
+    """Override tokens of a small fp32 run in `folder` against the server at `url`."""
+    data = folder / "prompts.jsonl"
+    if not data.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_prompts(data, 24)
+    return [
+        f"trainer.policy.model.path={model}",
+        f"data.train_data=[{data}]",
+        f"data.val_data=[{data}]",
+        "data.dataloader.num_workers=0",
+        f"trainer.ckpt_path={folder}/ckpt",
+        f"trainer.export_path={folder}/export",
+        f"trainer.log_path={folder}/logs",
+        f"environment.env_class={ENV}",
+        "trainer.bf16=false",
+        "trainer.algorithm.use_kl_loss=false",
+        "trainer.placement.colocate_all=false",
+        "trainer.policy.optimizer_config.lr=3e-3",
+        "trainer.gradient_checkpointing=false",
+        "trainer.train_batch_size=8",
+        "trainer.policy_mini_batch_size=8",
+        "trainer.micro_train_batch_size_per_gpu=32",
+        "trainer.micro_forward_batch_size_per_gpu=64",
+        "trainer.epochs=100",
+        "trainer.eval_interval=-1",
+        "trainer.ckpt_interval=-1",
+        "trainer.logger=console",
+        "trainer.print_example_interval=-1",
+        "trainer.enable_ray_gpu_monitor=false",
+        "trainer.max_prompt_length=64",
+        "generator.n_samples_per_prompt=8",
+        "generator.deterministic=true",
+        "generator.sampling_params.max_generate_length=8",
+        "generator.inference_engine.run_engines_locally=false",
+        f"generator.inference_engine.external_server_urls=[{url}]",
+        f"generator.inference_engine.external_proxy_url={url}",
+        "generator.inference_engine.model_dtype=float32",
+        *extra,
+    ]
+
+
+if __name__ == "__main__":
+    from skyrl.train.entrypoints.launch import run_hydra
+
+    run_hydra(DigitExp)
