@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from skyrl.backends.skyrl_train.device import set_expandable_segments
 from skyrl.backends.skyrl_train.weight_sync.base import (
     EngineUpdateClient,
     RankAgreement,
@@ -98,16 +99,16 @@ def _text(data: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _exportable_memory(expandable_segments: bool) -> Iterator[None]:
+def _exportable_memory() -> Iterator[None]:
     """Allocate plain segments inside: expandable ones cannot be shared by handle."""
-    if not expandable_segments:
+    if not torch.cuda.memory._snapshot()["allocator_settings"].get("expandable_segments", False):
         yield
         return
-    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    set_expandable_segments(False)
     try:
         yield
     finally:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        set_expandable_segments(True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +128,9 @@ class CudaIpcSender(WeightTransferSender):
         bucket_bytes: int,
         timeout_s: float,
         device: torch.device,
-        expandable_segments: bool,
     ) -> None:
         self._init_info, self._client, self._agreement = init_info, client, agreement
         self._bucket_bytes, self._chunk_timeout_s, self._device = bucket_bytes, timeout_s / 2, device
-        self._expandable_segments = expandable_segments
 
     @property
     def usable(self) -> bool:
@@ -150,6 +149,12 @@ class CudaIpcSender(WeightTransferSender):
         if weight_metadata is None:
             raise ValueError("CUDA IPC needs the metadata of all weights before the first one is sent")
         layouts = plan_buckets(weight_metadata, self._bucket_bytes)
+        with _exportable_memory():
+            report = await self._send(chunks, layouts)
+        torch.cuda.ipc_collect()
+        return report.to_dict() if self._init_info is not None else {}
+
+    async def _send(self, chunks: Iterable[WeightChunk], layouts: Sequence[BucketLayout]) -> SendReport:
         report, thread = SendReport(), SerialThread("weight-share")
         try:
             report.start_s = await self._lead(thread, self._client.start_weight_update)
@@ -160,8 +165,7 @@ class CudaIpcSender(WeightTransferSender):
             report.finish_s = await self._lead(thread, self._client.finish_weight_update)
         finally:
             thread.close()
-        torch.cuda.ipc_collect()
-        return report.to_dict() if self._init_info is not None else {}
+        return report
 
     async def _share_next(
         self, thread: SerialThread, buckets: Iterator[tuple[BucketLayout, torch.Tensor | None]], report: SendReport
@@ -185,8 +189,7 @@ class CudaIpcSender(WeightTransferSender):
         error: Exception | None = None
         text, filled = "{}", None
         try:
-            with _exportable_memory(self._expandable_segments):
-                filled = next(buckets)
+            filled = next(buckets)
             buffer = filled[1]
             assert buffer is not None
             uuid = str(torch.cuda.get_device_properties(self._device).uuid)
@@ -257,7 +260,6 @@ class CudaIpcTransferStrategy(WeightTransferStrategy):
             bucket_bytes=bucket_bytes(ie_cfg),
             timeout_s=ie_cfg.weight_sync_timeout_s,
             device=device,
-            expandable_segments=ie_cfg.use_expandable_segments,
         )
 
     @staticmethod
