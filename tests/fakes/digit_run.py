@@ -85,7 +85,7 @@ def overrides(url: str, model: Path, folder: Path, *extra: str) -> list[str]:
         "trainer.bf16=false",
         "trainer.algorithm.use_kl_loss=false",
         "trainer.placement.colocate_all=false",
-        "trainer.policy.optimizer_config.lr=3e-3",
+        "trainer.policy.optimizer_config.lr=1e-2",
         "trainer.gradient_checkpointing=false",
         "trainer.train_batch_size=8",
         "trainer.policy_mini_batch_size=8",

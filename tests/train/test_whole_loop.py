@@ -102,6 +102,9 @@ def test_a_resumed_run_repeats_the_unbroken_one_bit_for_bit(vllm_server: SharedS
         "trainer.policy.optimizer_config.scheduler=cosine",
     )
     whole = train(vllm_server, tmp_path / "whole", *options, "trainer.max_training_steps=4")
+    run_dir = tmp_path / "whole" / "export" / "runs" / "test_run"
+    rollouts = _rollouts(run_dir, 4)
+    (run_dir / "metrics.jsonl").unlink()
     resumed = train(
         vllm_server,
         tmp_path / "resumed",
@@ -110,11 +113,10 @@ def test_a_resumed_run_repeats_the_unbroken_one_bit_for_bit(vllm_server: SharedS
         "trainer.resume_mode=from_path",
         f"trainer.resume_path={tmp_path}/whole/ckpt/global_step_2",
     )
-    assert [record["step"] for record in resumed] == [3, 4]
+    assert [record["step"] for record in resumed] == [3, 4]  # in the folder of the run that it goes on with
     for left, right in zip(whole[2:], resumed, strict=True):
         left, right = steady(left), steady(right)
-        left.pop("weight_sync/version")
-        right.pop("weight_sync/version")
+        assert left.pop("weight_sync/version") == right.pop("weight_sync/version") + 2  # counted by the client
         assert left == right
     for step in (3, 4):
         left = _stored_tensors(tmp_path / "whole" / "ckpt" / f"global_step_{step}", tmp_path)
@@ -122,7 +124,7 @@ def test_a_resumed_run_repeats_the_unbroken_one_bit_for_bit(vllm_server: SharedS
         assert left.keys() == right.keys()
         assert sum("exp_avg" in name for name in left) > 0
         assert all(torch.equal(left[name], right[name]) for name in left)
-    assert _prompts(tmp_path / "whole", 4) == _prompts(tmp_path / "resumed", 4)
+    assert rollouts == _rollouts(run_dir, 4)
 
 
 def _stored_tensors(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
@@ -144,7 +146,8 @@ def _stored_tensors(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
     return flat
 
 
-def _prompts(folder: Path, step: int) -> list[tuple[Any, ...]]:
-    path = folder / "export" / "runs" / "test_run" / "trajectories" / f"train-{step:06d}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+def _rollouts(run_dir: Path, step: int) -> list[tuple[Any, ...]]:
+    rows = [
+        json.loads(line) for line in (run_dir / "trajectories" / f"train-{step:06d}.jsonl").read_text().splitlines()
+    ]
     return [(row["uid"], row["prompt_token_ids"], row["response_ids"], row["reward"]) for row in rows]
