@@ -95,7 +95,7 @@ class InferenceEngineConfig(BaseConfig):
     fully_sharded_loras: bool = False
     """Shard adapters fully under tensor parallelism."""
     enable_ray_prometheus_stats: bool = True
-    """Publish engine statistics through Ray's metrics."""
+    """Publish engine statistics through Ray's metrics; not built yet, so it changes nothing."""
     gpu_memory_utilization: float = 0.8
     """Share of a GPU's memory that an engine may take."""
     offload_kv_for_weight_sync: bool = False

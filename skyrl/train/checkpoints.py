@@ -119,7 +119,7 @@ class CheckpointManager:
 
     Args:
         ckpt_path: ``trainer.ckpt_path``.
-        ckpt_interval: ``trainer.ckpt_interval`` in steps; 0 or less means that only the end is saved.
+        ckpt_interval: ``trainer.ckpt_interval`` in steps; 0 or less means that none is due.
         max_to_keep: ``trainer.max_ckpts_to_keep``; 0 or less keeps all.
     """
 

@@ -185,6 +185,8 @@ def test_settings_that_can_run(tokens: list[str]):
     [
         ("trainer.strategy", "megatron"),
         ("trainer.policy.model.lora.rank", "8"),
+        ("trainer.policy.optimizer_config.offload_after_step", "false"),
+        ("trainer.ref.fsdp_config.mixed_precision.buffer_dtype", "bf16"),
         ("trainer.max_tokens_per_microbatch", "4096"),
         ("trainer.algorithm.zero_variance_filter", "true"),
         ("trainer.algorithm.dynamic_sampling.type", "filter"),

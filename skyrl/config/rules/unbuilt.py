@@ -50,6 +50,18 @@ UNBUILT = (
     *(Unbuilt(f"trainer.{role}.model.fake_int4_qat.enabled", bool, "INT4 training") for role in _ROLES),
     *(Unbuilt(f"trainer.{role}.model.expert_mxfp8.enabled", bool, "MXFP8 experts") for role in _ROLES),
     *(Unbuilt(f"trainer.{role}.language_model_only", bool, "models with a vision tower") for role in _ROLES[:2]),
+    *(
+        Unbuilt(
+            f"trainer.{role}.optimizer_config.offload_after_step", lambda on: not on, "an optimizer that stays on GPU"
+        )
+        for role in ("policy", "critic")
+    ),
+    *(
+        Unbuilt(
+            f"trainer.{role}.fsdp_config.mixed_precision.buffer_dtype", _is("bf16", "fp16"), "buffers in low precision"
+        )
+        for role in _ROLES
+    ),
     Unbuilt("trainer.policy.torch_profiler_config.enable", bool, "torch profiler traces"),
     Unbuilt("trainer.policy.inference_only_init", bool, "a policy without an optimizer"),
     Unbuilt("trainer.policy.use_torch_compile", bool, "compilation of the log-prob step"),

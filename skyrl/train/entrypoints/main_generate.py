@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from skyrl.env_vars import SKYRL_RAY_PG_TIMEOUT_IN_S
 from skyrl.errors import ConfigError
 from skyrl.train.entrypoints.main_base import BasePPOExp
 
@@ -30,6 +31,9 @@ class EvalOnlyEntrypoint(BasePPOExp):
         if not self.cfg.data.val_data:
             raise ConfigError("data.val_data is empty: main_generate needs evaluation data, such as [val.parquet]")
         return self._load_dataset(self.cfg.data.val_data)
+
+    def get_colocate_pg(self, timeout: int = SKYRL_RAY_PG_TIMEOUT_IN_S) -> None:
+        """Reserve nothing: no trainer shares the engines' GPUs, so they never sleep, which would drop their weights."""
 
     def run(self) -> float | None:
         """Evaluate; returns `eval/all/avg_score`."""
@@ -56,9 +60,7 @@ class EvalOnlyEntrypoint(BasePPOExp):
         assert self.eval_dataset is not None, "get_eval_dataset refuses to give none"
         loader = build_dataloader(self.cfg, self.eval_dataset, is_train=False)
 
-        async def wake_and_evaluate() -> dict[str, float]:
-            if self.colocate_pg is not None:
-                await client.wake_up()
+        async def evaluate_and_close() -> dict[str, float]:
             try:
                 return await evaluate(
                     loader, generator, self.cfg, None, self.tokenizer, self.get_trajectory_logger(), self.tracker
@@ -66,7 +68,7 @@ class EvalOnlyEntrypoint(BasePPOExp):
             finally:
                 await client.teardown()
 
-        metrics = asyncio.run(wake_and_evaluate())
+        metrics = asyncio.run(evaluate_and_close())
         self.tracker.log(metrics, step=0, commit=True)
         for name, value in sorted(metrics.items()):
             logger.info("%s: %.4f", name, value)
