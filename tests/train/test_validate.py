@@ -90,6 +90,8 @@ def test_the_generators_rules_can_run_alone():
         (["generator.sampling_params.top_p=0.0"], "top_p"),
         (["generator.sampling_params.temperature=0.0"], r"trainer\.algorithm\.temperature"),
         (["generator.env_timeout_s=0"], "env_timeout_s"),
+        (["generator.rate_limit.trajectories_per_second=0.0"], "trajectories_per_second"),
+        (["generator.rate_limit.max_concurrency=0"], "max_concurrency"),
         (["trainer.max_training_steps=0"], "max_training_steps=0"),
         (["trainer.max_ckpts_to_keep=0"], "max_ckpts_to_keep=0"),
         (["trainer.resume_mode=sometimes"], "none, latest, from_path"),
@@ -164,6 +166,7 @@ def test_settings_that_cannot_run_name_key_and_need(tokens: list[str], message: 
     "tokens",
     [
         ["generator.max_input_length=4096", "generator.max_turns=3"],
+        ["generator.rate_limit.enabled=true", "generator.rate_limit.max_concurrency=16"],
         [
             *(f"{PLACE}.{role}_num_gpus_per_node=4" for role in ("policy", "ref")),
             f"{ENGINE}.num_engines=2",
@@ -196,7 +199,6 @@ def test_settings_that_can_run(tokens: list[str]):
         ("generator.step_wise_trajectories", "true"),
         ("generator.vision_language_generator", "true"),
         ("generator.chat_template.name_or_path", "qwen"),
-        ("generator.rate_limit.enabled", "true"),
         (f"{ENGINE}.weight_proof", "full"),
         (f"{ENGINE}.fp8_weight_sync_mode", "blockwise"),
         (f"{ENGINE}.enable_return_sample_support_set", "true"),

@@ -20,6 +20,9 @@ def check_generator(generator: GeneratorConfig, *, max_prompt_length: int) -> No
         require_at_least(f"{_KEY}.{name}", getattr(generator, name), 1)
     for name in ("trajectory_timeout_s", "env_timeout_s"):
         require_positive(f"{_KEY}.{name}", getattr(generator, name))
+    if generator.rate_limit.trajectories_per_second is not None:
+        require_positive(f"{_KEY}.rate_limit.trajectories_per_second", generator.rate_limit.trajectories_per_second)
+    require_at_least(f"{_KEY}.rate_limit.max_concurrency", generator.rate_limit.max_concurrency, 1, unless=[None])
     require_choice(f"{_KEY}.on_error", generator.on_error, ("mask", "raise"))
     require_choice(f"{_KEY}.chat_template.source", generator.chat_template.source, ("name", "file"))
     require_share(f"{_KEY}.max_failed_fraction", generator.max_failed_fraction)

@@ -84,7 +84,6 @@ UNBUILT = (
     Unbuilt("generator.merge_stepwise_output", bool, "merging of step-wise rows"),
     Unbuilt("generator.vision_language_generator", bool, "the vision-language generator"),
     Unbuilt("generator.chat_template.name_or_path", _is_set, "custom chat templates"),
-    Unbuilt("generator.rate_limit.enabled", bool, "rate limits"),
     Unbuilt(f"{_ENGINE}.weight_sync_backend", _is("delta", "sharded_rdt"), "this weight transport"),
     Unbuilt(f"{_ENGINE}.fp8_weight_sync_mode", _is_set, "FP8 weight sync"),
     Unbuilt(f"{_ENGINE}.weight_proof", _is("full"), "the full weight proof"),
