@@ -17,7 +17,7 @@ from skyrl.train.stages.report import show_example
 from skyrl.train.stages.rollout import RolledOut, RolloutStage
 from skyrl.train.trajectories.writer import write_trajectories
 from skyrl.utils import storage
-from skyrl.utils.plain import plain
+from skyrl.utils.plain import json_safe
 from skyrl.utils.timing import Timer
 
 if TYPE_CHECKING:
@@ -165,11 +165,15 @@ def dump_per_dataset_eval_results(
     """Write `<source>.jsonl`, one object per row, and `aggregated_results.jsonl`, one line of metrics."""
     lines: dict[str, list[str]] = {}
     for row, source in enumerate(sources):
-        lines.setdefault(source_name(source), []).append(json.dumps(plain(_dump_row(rolled, row, source, tokenizer))))
+        lines.setdefault(source_name(source), []).append(_line(_dump_row(rolled, row, source, tokenizer)))
     storage.makedirs(directory)
     for name, rows in lines.items():
         storage.write_atomic(storage.join(directory, f"{name}.jsonl"), "\n".join(rows) + "\n")
-    storage.write_atomic(storage.join(directory, "aggregated_results.jsonl"), json.dumps(plain(metrics)) + "\n")
+    storage.write_atomic(storage.join(directory, "aggregated_results.jsonl"), _line(metrics) + "\n")
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(json_safe(record), allow_nan=False)
 
 
 def _dump_row(rolled: RolledOut, row: int, source: str | None, tokenizer: Any) -> dict[str, Any]:

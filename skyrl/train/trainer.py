@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.algorithms.kl import get_kl_controller
@@ -29,6 +28,7 @@ from skyrl.train.stages.score import ScoreStage
 from skyrl.train.stages.sync import SyncStage
 from skyrl.train.stages.update import UpdateStage
 from skyrl.train.utils.callbacks import CallbackHandler, CallbackInput, TrainingCallback, TrainingControl
+from skyrl.utils import storage
 from skyrl.utils.plain import plain
 from skyrl.utils.seeds import restore_rng_state, rng_state
 from skyrl.utils.timing import Timer
@@ -159,8 +159,10 @@ class RayPPOTrainer:
             await self._train_epochs()
             await self._finish()
         finally:
-            self._call("on_train_end")
-            self.report.stop()
+            try:
+                self._call("on_train_end")
+            finally:
+                self.report.stop()
 
     async def _prepare(self) -> None:
         await self.init_weight_sync_state()
@@ -172,15 +174,20 @@ class RayPPOTrainer:
             self._commit()
 
     async def _train_epochs(self) -> None:
-        total = self.total_training_steps
+        total, in_epoch = self.total_training_steps, False
         while self.global_step < total and not self.control.should_stop:
-            self._call("on_epoch_start")
+            if not in_epoch:
+                self._call("on_epoch_start", epoch=self.global_step // self.steps_per_epoch)
+            before = self.global_step
             for prompts in self.train_dataloader or ():
                 self.global_step += 1
                 await self._step(prompts)
                 if self.global_step >= total or self.control.should_stop:
                     break
-            self._call("on_epoch_end")
+            # A loader that was saved after an epoch's last batch ends that epoch first, without a batch.
+            in_epoch = self.global_step == before
+            if not in_epoch:
+                self._call("on_epoch_end")
 
     async def _step(self, prompts: list[dict[str, Any]]) -> None:
         """Take one training step and everything that follows it."""
@@ -235,6 +242,8 @@ class RayPPOTrainer:
 
     async def _finish(self) -> None:
         """Write what the end of the run owes, unless the last step wrote it."""
+        if self.dispatch.engines_share_devices:
+            await self.inference_engine_client.sleep()
         await asyncio.to_thread(self._save_at_the_end)
         self.dispatch.finalize_pending_saves("policy")
 
@@ -314,9 +323,8 @@ class RayPPOTrainer:
 
     def dump_data(self, data: TrainingInputBatch) -> None:
         """Write the batch to `{export_path}/dumped_data/global_step_N_training_input.safetensors`."""
-        directory = Path(self.cfg.trainer.export_path) / "dumped_data"
-        directory.mkdir(parents=True, exist_ok=True)
-        data.save(str(directory / f"global_step_{self.global_step}_training_input.safetensors"))
+        directory = storage.join(self.cfg.trainer.export_path, "dumped_data")
+        data.save(storage.join(directory, f"global_step_{self.global_step}_training_input.safetensors"))
 
     # -- weights, evaluation, checkpoints
 
@@ -438,13 +446,8 @@ class RayPPOTrainer:
         return self.global_step % interval == 0 or (epoch_end and ends_epoch) or (last and ends_run)
 
     def _call(self, hook: str, **fields: Any) -> None:
-        data = CallbackInput(
-            global_step=self.global_step,
-            epoch=self.epoch,
-            total_steps=self.total_training_steps or None,
-            steps_per_epoch=self.steps_per_epoch,
-            **fields,
-        )
+        place = {"global_step": self.global_step, "epoch": self.epoch, "steps_per_epoch": self.steps_per_epoch}
+        data = CallbackInput(total_steps=self.total_training_steps or None, **(place | fields))
         self.callbacks.call(hook, self, data, self.control)
 
     def _commit(self) -> None:

@@ -278,7 +278,11 @@ class BasePPOExp:
         step = 0
         if self.trainer is not None:
             step = self.trainer.global_step
-            self.trainer.flush_pending_metrics()
+            try:
+                self.trainer.flush_pending_metrics()
+            except Exception:
+                # The run's own error is what the user must see.
+                logger.exception("The metrics of step %d are lost", step)
         self.tracker.log_exception(error, step)
 
 
