@@ -189,6 +189,7 @@ def test_settings_that_can_run(tokens: list[str]):
         ("trainer.strategy", "megatron"),
         ("trainer.policy.model.lora.rank", "8"),
         ("trainer.policy.optimizer_config.offload_after_step", "false"),
+        ("trainer.policy.optimizer_config.scheduler", "reduce_lr_on_plateau"),
         ("trainer.ref.fsdp_config.mixed_precision.buffer_dtype", "bf16"),
         ("trainer.max_tokens_per_microbatch", "4096"),
         ("trainer.algorithm.zero_variance_filter", "true"),

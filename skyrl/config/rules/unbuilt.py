@@ -40,6 +40,8 @@ def _is(*names: str) -> Callable[[Any], bool]:
 
 
 _ROLES = ("policy", "ref", "critic")
+_OPEN_SCHEDULES = ("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
+"""They need a metric, a least learning rate or a number of decay steps, and no key gives one."""
 _CORRECTION = "trainer.algorithm.off_policy_correction"
 _ENGINE = "generator.inference_engine"
 
@@ -61,6 +63,10 @@ UNBUILT = (
             f"trainer.{role}.fsdp_config.mixed_precision.buffer_dtype", _is("bf16", "fp16"), "buffers in low precision"
         )
         for role in _ROLES
+    ),
+    *(
+        Unbuilt(f"trainer.{role}.optimizer_config.scheduler", _is(*_OPEN_SCHEDULES), "schedules with further settings")
+        for role in ("policy", "critic")
     ),
     Unbuilt("trainer.policy.torch_profiler_config.enable", bool, "torch profiler traces"),
     Unbuilt("trainer.policy.inference_only_init", bool, "a policy without an optimizer"),
