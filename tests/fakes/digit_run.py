@@ -6,20 +6,23 @@ interrupt a run.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import skyrl_gym
 from skyrl.train.entrypoints.main_base import BasePPOExp
-from skyrl.train.utils.callbacks import TrainingCallback
+from skyrl.train.generators.base import GeneratorInput, GeneratorOutput
+from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 ENV = "digits"
 SIGNAL_VARIABLE = "SKYRL_TEST_SIGNAL"
-"""`<signal number>:<driver's pid>:<step>`: send the driver a signal at the end of a step's training."""
+"""`<signal number>:<step>`: send the driver a signal at that step's generation."""
+DRIVER_VARIABLE = "SKYRL_TEST_DRIVER"
+"""Process id of the driver; travels to the controller."""
 
 
 class DigitEnv(BaseTextEnv):
@@ -34,15 +37,17 @@ class DigitEnv(BaseTextEnv):
         return BaseTextEnvStepOutput(observations=[], reward=share, done=True, metadata={})
 
 
-class SignalDriver(TrainingCallback):
-    """Sends the driver a signal when a step has trained and is not yet saved."""
+class InterruptedGenerator(SkyRLGymGenerator):
+    """Sends the driver a signal instead of rolling out the given step."""
 
-    def on_step_end(self, trainer: Any, callback_input: Any, control: Any) -> None:
+    async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
         """Compare the step."""
-        number, pid, step = (int(part) for part in os.environ[SIGNAL_VARIABLE].split(":"))
-        if callback_input.global_step == step:
-            os.kill(pid, number)
-            time.sleep(60)
+        number, step = (int(part) for part in os.environ[SIGNAL_VARIABLE].split(":"))
+        metadata = input_batch["batch_metadata"]
+        if metadata is not None and metadata.global_step == step:
+            os.kill(int(os.environ[DRIVER_VARIABLE]), number)
+            await asyncio.sleep(60)
+        return await super().generate(input_batch, disable_tqdm)
 
 
 class DigitExp(BasePPOExp):
@@ -52,12 +57,12 @@ class DigitExp(BasePPOExp):
         skyrl_gym.register(id=ENV, entry_point="tests.fakes.digit_run:DigitEnv", force=True)
         super().__init__(cfg)
 
-    def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the signal, where one is asked for."""
-        trainer = super().get_trainer(*args, **kwargs)
+    def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
+        """Take the generator that interrupts, where a signal is asked for."""
+        generator = super().get_generator(cfg, tokenizer, inference_engine_client)
         if SIGNAL_VARIABLE in os.environ:
-            trainer.add_callback(SignalDriver())
-        return trainer
+            generator.__class__ = InterruptedGenerator
+        return generator
 
 
 def write_prompts(path: Path, count: int) -> Path:
@@ -112,4 +117,5 @@ def overrides(url: str, model: Path, folder: Path, *extra: str) -> list[str]:
 if __name__ == "__main__":
     from skyrl.train.entrypoints.launch import run_hydra
 
+    os.environ[DRIVER_VARIABLE] = str(os.getpid())
     run_hydra(DigitExp)
