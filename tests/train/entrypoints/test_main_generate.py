@@ -1,3 +1,5 @@
+"""Evaluation without training, on fakes."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +10,11 @@ from skyrl.backends.skyrl_train import placement
 from skyrl.backends.skyrl_train.inference_servers import setup
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError
+from skyrl.train.entrypoints import main_generate
 from skyrl.train.entrypoints.main_generate import EvalOnlyEntrypoint
+from skyrl.train.validate import validate_generator_cfg
+from tests.fakes.environments import EnvScript, registered
+from tests.fakes.trainer import TOKENIZER, RecordingTracker, make_cfg, make_engine, write_prompts
 
 
 class FakeSetup:
@@ -50,3 +56,70 @@ def test_an_evaluation_needs_evaluation_data(tiny_model):
     cfg.data.val_data = []
     with pytest.raises(ConfigError, match=r"data\.val_data is empty"):
         EvalOnlyEntrypoint(cfg.finalize())
+
+
+class FakeEval(EvalOnlyEntrypoint):
+    """Only engines and tracker are fakes."""
+
+    def get_tokenizer(self, padding_side="left"):
+        return TOKENIZER
+
+    def get_tracker(self):
+        return RecordingTracker()
+
+    def get_inference_client(self):
+        self.client, self.torn_down = make_engine(), 0
+
+        async def teardown():
+            self.torn_down += 1
+
+        self.client.teardown = teardown
+        return self.client
+
+
+def make_entrypoint(folder, cls=FakeEval, **changes):
+    write_prompts(folder / "val.jsonl", 2)
+    return cls(make_cfg(folder, **changes))
+
+
+def run(entrypoint, **script):
+    with registered(EnvScript(**script)):
+        return entrypoint.run()
+
+
+def test_the_score_is_logged_at_step_zero_and_returned(tmp_path):
+    entrypoint = make_entrypoint(tmp_path)
+    assert run(entrypoint, rewards=(0.5,)) == 0.5
+    ((step, record),) = entrypoint.tracker.records
+    assert step == 0
+    assert (record["eval/digits/avg_score"], record["eval/all/avg_score"]) == (0.5, 0.5)
+    assert (entrypoint.tracker.finished, entrypoint.torn_down) == (1, 1)
+    assert len(entrypoint.client.calls) == 4
+    assert entrypoint.train_dataset is None
+    assert (tmp_path / "export" / "dumped_evals" / "eval_only" / "digits.jsonl").exists()
+
+
+def test_a_failure_reaches_the_tracker_and_closes_the_client(tmp_path):
+    class Fails(FakeEval):
+        def get_generator(self, cfg, tokenizer, inference_engine_client):
+            generator = super().get_generator(cfg, tokenizer, inference_engine_client)
+            generator.generate = self.fail
+            return generator
+
+        async def fail(self, input_batch):
+            raise RuntimeError("no rollouts")
+
+    entrypoint = make_entrypoint(tmp_path, Fails)
+    with pytest.raises(RuntimeError, match="no rollouts"):
+        run(entrypoint)
+    assert entrypoint.tracker.errors == [("no rollouts", 0)]
+    assert (entrypoint.tracker.finished, entrypoint.torn_down) == (1, 1)
+
+
+def test_the_command_checks_only_what_rollouts_need(monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        "skyrl.train.entrypoints.launch.run_hydra", lambda entrypoint, validate: ran.append((entrypoint, validate))
+    )
+    main_generate.main()
+    assert ran == [(EvalOnlyEntrypoint, validate_generator_cfg)]
