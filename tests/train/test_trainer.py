@@ -416,6 +416,13 @@ def test_the_training_batch_can_be_dumped(tmp_path):
     assert dumped.metadata["uids"] == [uid for uid in trainer.generator.prompts_seen[0] for _ in range(2)]
 
 
+def test_a_dump_goes_to_the_bucket_that_exports_go_to(tmp_path):
+    trainer, paths = make_trainer(make_cfg(tmp_path, trainer__export_path="s3://bucket/runs"), tmp_path), []
+    trainer.global_step = 3
+    trainer.dump_data(SimpleNamespace(save=paths.append))
+    assert paths == ["s3://bucket/runs/dumped_data/global_step_3_training_input.safetensors"]
+
+
 def test_equal_seeds_give_equal_prompts_and_tensors(tmp_path):
     def first_step(seed):
         trainer = train(make_trainer(make_cfg(tmp_path, trainer__seed=seed), tmp_path, prompts=12))
