@@ -30,6 +30,10 @@ class InferenceError(SkyRLError, RuntimeError):
     """An inference server refused a request, answered nonsense or died."""
 
 
+class EngineDiedError(InferenceError):
+    """A server that this run started is dead; no rollout can go on, so the run ends."""
+
+
 class RolloutError(SkyRLError, RuntimeError):
     """More rollouts of a batch failed than the run allows."""
 
@@ -48,6 +52,10 @@ class WorkerError(SkyRLError, RuntimeError):
 
 class CheckpointError(SkyRLError, RuntimeError):
     """A checkpoint could not be written or read."""
+
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """The checkpoint to resume from does not exist."""
 
 
 class DeadlineError(SkyRLError, TimeoutError):

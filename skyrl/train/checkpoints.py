@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from skyrl.config.trainer import TrainerConfig
-from skyrl.errors import CheckpointError, ConfigError
+from skyrl.errors import CheckpointError, ConfigError, MissingCheckpointError
 from skyrl.utils import storage
 from skyrl.utils.disk import disk_full, free_bytes, tree_bytes
 from skyrl.utils.plain import plain
@@ -189,7 +189,7 @@ class CheckpointManager:
         Raises:
             ConfigError: Unknown mode; ``from_path`` without a path ending in ``global_step_N``; with ``latest``, a
                 directory of a later run lies here too.
-            FileNotFoundError: ``from_path`` names no directory.
+            MissingCheckpointError: ``from_path`` names no directory.
             CheckpointError: The latest marker names a checkpoint that is missing or not complete.
         """
         try:
@@ -411,7 +411,9 @@ def _from_path(resume_path: str | None) -> ResumePoint:
     if match is None:
         raise ConfigError(f"trainer.resume_path={resume_path} must end in {PREFIX}N, the directory of one checkpoint")
     if not storage.isdir(path):
-        raise FileNotFoundError(f"trainer.resume_path={resume_path} does not exist")
+        raise MissingCheckpointError(
+            f"trainer.resume_path={resume_path} does not exist; give the {PREFIX}N folder of a checkpoint"
+        )
     complete = storage.exists(storage.join(path, COMPLETE))
     if not complete:
         logger.warning("%s has no %s; reading it as a checkpoint of upstream", path, COMPLETE)

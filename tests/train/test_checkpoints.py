@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -307,8 +308,9 @@ def test_from_path_needs_the_directory_of_one_step(manager, tmp_path):
 
 
 def test_from_path_names_a_missing_directory(manager, tmp_path):
-    with pytest.raises(FileNotFoundError, match="global_step_9"):
+    with pytest.raises(FileNotFoundError, match="global_step_9") as error:
         manager.find_resume("from_path", str(tmp_path / "global_step_9"))
+    assert isinstance(pickle.loads(pickle.dumps(error.value)), CheckpointError)  # it crosses from Ray's task
 
 
 def test_an_unknown_mode_lists_the_known_ones(manager):
@@ -500,3 +502,8 @@ def test_a_failed_save_to_a_bucket_removes_what_was_uploaded(bucket):
         raise ZeroDivisionError
     assert bucket.steps() == [5]
     assert bucket.find_resume("latest").step == 5
+
+
+def test_from_path_names_a_missing_bucket_path(bucket):
+    with pytest.raises(CheckpointError, match=r"resume_path=memory://.*global_step_9 does not exist"):
+        bucket.find_resume("from_path", "memory://bucket/ckpts/global_step_9")

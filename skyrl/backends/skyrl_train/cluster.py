@@ -18,7 +18,7 @@ import ray
 from ray._private import ray_constants
 
 from skyrl.backends.skyrl_train import device
-from skyrl.backends.skyrl_train.placement import gpu_demands, require_cpus, require_gpus
+from skyrl.backends.skyrl_train.placement import cpu_processes, gpu_demands, require_cpus, require_gpus
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.env_vars import SKYRL_DUMP_INFRA_LOG_TO_STDOUT, SKYRL_LD_LIBRARY_PATH_EXPORT, SKYRL_PYTHONPATH_EXPORT
 
@@ -73,6 +73,18 @@ def cluster_device_type() -> str:
     return "cuda" if ray.cluster_resources().get("GPU") else "cpu"
 
 
+def is_single_node() -> bool:
+    """Whether the Ray cluster has one node; nothing then listens outside of it. Needs a running Ray."""
+    return sum(bool(node["Alive"]) for node in ray.nodes()) <= 1
+
+
+def get_node_ip() -> str:
+    """Address under which the whole cluster reaches this node: the loopback where there is one node only."""
+    if not ray.is_initialized() or is_single_node():
+        return LOOPBACK
+    return str(ray.util.get_node_ip_address()).strip("[]")
+
+
 def prepare_runtime_environment(cfg: SkyRLTrainConfig) -> dict[str, str]:
     """Environment variables that every worker of the run gets (config.md 8)."""
     env = {name: value for name, value in os.environ.items() if name in _FORWARDED or name.startswith("SKYRL_")}
@@ -104,11 +116,15 @@ def _widest_group(cfg: SkyRLTrainConfig) -> int:
     return max(cfg.trainer.placement.policy_num_gpus_per_node, cfg.generator.inference_engine.tensor_parallel_size)
 
 
-def initialize_ray(cfg: SkyRLTrainConfig) -> None:
+def initialize_ray(cfg: SkyRLTrainConfig, *, trains: bool = True) -> None:
     """Start Ray on this machine, or join the cluster of ``RAY_ADDRESS`` or of a `ray start` on this node.
 
     In a process that is connected already, Ray is left as it is. A cluster of one's own listens on the loopback
     address only and has no dashboard.
+
+    Args:
+        cfg: The run.
+        trains: Whether it starts training roles beside the engines.
 
     Raises:
         ResourceError: The run asks for more GPUs or processes than the cluster has.
@@ -116,7 +132,7 @@ def initialize_ray(cfg: SkyRLTrainConfig) -> None:
     """
     if not ray.is_initialized():
         _init(cfg)
-    require_resources(cfg)
+    require_resources(cfg, trains=trains)
 
 
 def _init(cfg: SkyRLTrainConfig) -> None:
@@ -155,7 +171,7 @@ def _on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def require_resources(cfg: SkyRLTrainConfig) -> None:
+def require_resources(cfg: SkyRLTrainConfig, *, trains: bool = True) -> None:
     """Compare what the run asks for with what the connected cluster has.
 
     Raises:
@@ -164,17 +180,9 @@ def require_resources(cfg: SkyRLTrainConfig) -> None:
     resources = ray.cluster_resources()
     if resources.get("GPU"):
         by_node = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
-        require_gpus(gpu_demands(cfg), by_node)
+        require_gpus(gpu_demands(cfg, trains=trains), by_node)
         return
-    placement, algorithm = cfg.trainer.placement, cfg.trainer.algorithm
-    processes = placement.policy_num_nodes * placement.policy_num_gpus_per_node
-    if algorithm.use_kl_loss or algorithm.use_kl_in_reward:
-        processes += placement.ref_num_nodes * placement.ref_num_gpus_per_node
-    if cfg.trainer.critic.model.path is not None:
-        processes += placement.critic_num_nodes * placement.critic_num_gpus_per_node
-    if cfg.generator.inference_engine.run_engines_locally:
-        processes += cfg.generator.inference_engine.num_engines * cfg.generator.inference_engine.data_parallel_size
-    require_cpus(processes, resources.get("CPU", 0.0))
+    require_cpus(cpu_processes(cfg, trains=trains), resources.get("CPU", 0.0))
 
 
 def _cluster_address() -> str | None:

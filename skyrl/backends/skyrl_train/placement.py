@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 CPUS_PER_CPU_WORKER = 0.2
 """Ray CPUs that a training process on a host without GPUs asks for: a token amount, so that many fit two cores."""
+COLOCATED_SHARE = 0.2
+"""GPU share of one role's rank, and of an engine's worker, when all roles and an engine share a GPU."""
+ENGINES_KEY = "generator.inference_engine.num_engines"
 _INFO_TASK_CPUS = 0.01
 
 
@@ -46,9 +49,16 @@ class Demand:
         return self.nodes * self.per_node
 
 
-def gpu_demands(cfg: SkyRLTrainConfig) -> list[Demand]:
-    """What a run needs at the same time; roles that share GPUs count once."""
-    placement, algorithm, engines = cfg.trainer.placement, cfg.trainer.algorithm, cfg.generator.inference_engine
+def gpu_demands(cfg: SkyRLTrainConfig, *, trains: bool = True) -> list[Demand]:
+    """What a run needs at the same time; roles that share GPUs count once.
+
+    Args:
+        cfg: The run.
+        trains: Whether it has training roles; without them the engines share GPUs with nobody.
+    """
+    if not trains:
+        return _engine_demands(cfg)
+    placement, algorithm = cfg.trainer.placement, cfg.trainer.algorithm
 
     def role(name: str) -> Demand:
         values = vars(placement)
@@ -65,13 +75,30 @@ def gpu_demands(cfg: SkyRLTrainConfig) -> list[Demand]:
         demands.append(role("ref"))
     if cfg.trainer.critic.model.path is not None:
         demands.append(role("critic"))
-    if engines.run_engines_locally:
-        per_engine = engines.tensor_parallel_size * engines.pipeline_parallel_size * engines.data_parallel_size
-        # Engines are spread over nodes by Ray: only their sum is known here.
-        demands += [
-            Demand(key="generator.inference_engine.num_engines", nodes=engines.num_engines * per_engine, per_node=1)
-        ]
-    return demands
+    return demands + _engine_demands(cfg)
+
+
+def _engine_demands(cfg: SkyRLTrainConfig) -> list[Demand]:
+    engines = cfg.generator.inference_engine
+    if not engines.run_engines_locally:
+        return []
+    per_engine = engines.tensor_parallel_size * engines.pipeline_parallel_size * engines.data_parallel_size
+    # Engines are spread over nodes by Ray: only their sum is known here.
+    return [Demand(key=ENGINES_KEY, nodes=engines.num_engines * per_engine, per_node=1)]
+
+
+def cpu_processes(cfg: SkyRLTrainConfig, *, trains: bool = True) -> int:
+    """Processes of a run on a cluster without GPUs: ranks of the roles, if it ``trains``, and engines."""
+    placement, algorithm, engines = cfg.trainer.placement, cfg.trainer.algorithm, cfg.generator.inference_engine
+    processes = engines.num_engines * engines.data_parallel_size if engines.run_engines_locally else 0
+    if not trains:
+        return processes
+    processes += placement.policy_num_nodes * placement.policy_num_gpus_per_node
+    if algorithm.use_kl_loss or algorithm.use_kl_in_reward:
+        processes += placement.ref_num_nodes * placement.ref_num_gpus_per_node
+    if cfg.trainer.critic.model.path is not None:
+        processes += placement.critic_num_nodes * placement.critic_num_gpus_per_node
+    return processes
 
 
 def require_gpus(demands: Sequence[Demand], gpus_by_node: Sequence[int]) -> None:
@@ -94,14 +121,14 @@ def require_gpus(demands: Sequence[Demand], gpus_by_node: Sequence[int]) -> None
     need = sum(demand.total for demand in demands)
     if need > have:
         parts = ", ".join(f"{demand.key} takes {demand.total}" for demand in demands)
+        share = " set trainer.placement.colocate_all=true so that roles and engines share GPUs," * (len(demands) > 1)
         raise ResourceError(
-            f"the run needs {need} GPUs and the cluster has {have}: {parts}; lower these, set "
-            "trainer.placement.colocate_all=true so that roles and engines share GPUs, or add nodes"
+            f"the run needs {need} GPUs and the cluster has {have}: {parts}; lower these,{share} or add nodes"
         )
 
 
 def require_cpus(processes: int, cpus: float, *, reserved: float = 1.0) -> None:
-    """Refuse more training processes than a cluster without GPUs can schedule beside the controller.
+    """Refuse more processes than a cluster without GPUs can schedule beside the controller.
 
     Raises:
         ResourceError: Names the keys and what there is.
@@ -110,8 +137,8 @@ def require_cpus(processes: int, cpus: float, *, reserved: float = 1.0) -> None:
     if need > cpus:
         most = max(0, int((cpus - reserved) / CPUS_PER_CPU_WORKER + 1e-9))
         raise ResourceError(
-            f"trainer.placement.*_num_gpus_per_node ask for {processes} training processes, and a cluster with "
-            f"{cpus:g} CPUs and no GPU holds {most} ({CPUS_PER_CPU_WORKER} CPU each); ask for fewer"
+            f"trainer.placement.*_num_gpus_per_node and {ENGINES_KEY} ask for {processes} processes, and a cluster "
+            f"with {cpus:g} CPUs and no GPU holds {most} ({CPUS_PER_CPU_WORKER} CPU each); ask for fewer"
         )
 
 

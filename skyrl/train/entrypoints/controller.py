@@ -23,10 +23,15 @@ TEARDOWN_S = 60.0
 """Seconds that an interrupted controller has to stop its servers and workers before it is killed."""
 
 
-def run_controller(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig) -> float | None:
+def run_controller(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig, *, trains: bool = True) -> float | None:
     """Start Ray, run ``main_fn`` in a task with one CPU, and shut Ray down whatever happens.
 
     Ctrl-C cancels the task, which gets `TEARDOWN_S` for its own clean-up; a second Ctrl-C kills it at once.
+
+    Args:
+        main_fn: A function of the config, or a class with a method `run`.
+        config: The run.
+        trains: Whether it needs GPUs for training roles, besides those of the engines.
 
     Returns:
         The number that ``main_fn`` returned, for sweepers; None if it was none.
@@ -37,7 +42,7 @@ def run_controller(main_fn: Callable[[Any], Any], config: SkyRLTrainConfig) -> f
 
     with terminal_progress():
         try:
-            initialize_ray(config)
+            initialize_ray(config, trains=trains)
             result = _wait(ray.remote(call_main).options(**_TASK).remote(main_fn, config))
         finally:
             ray.shutdown()

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import hydra
@@ -25,7 +26,7 @@ from yaml import YAMLError
 from skyrl.config.argv import Arguments, is_sweep_of, pop_override_entrypoint, split_argv
 from skyrl.config.compose import CONFIG_MODULE, RootConfig, explain, prepare_tokens, register, to_typed
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.errors import ConfigError, DatasetError, ModelLoadError, ResourceError
+from skyrl.errors import ConfigError, DatasetError, ModelLoadError, ResourceError, SkyRLError
 from skyrl.train.entrypoints.controller import run_controller
 from skyrl.train.validate import validate_run
 from skyrl.utils.log import configure_logging
@@ -49,19 +50,22 @@ def run_hydra(
     main_fn: Callable[[Any], Any],
     config_cls: type[RootConfig] = SkyRLTrainConfig,
     validate: Callable[[Any], None] = validate_run,
+    *,
+    trains: bool = True,
 ) -> None:
     """Compose the command line's config, check it, start Ray and run ``main_fn(config)`` in the controller task.
 
     With Hydra's flags (``--cfg job``, ``--help``, ...) it prints and returns; with ``--multirun`` it runs one job
     after the other. ``trainer.override_entrypoint=<module>`` hands the rest of the command line to that module's
-    ``main``. Exit codes: 2 for an error of the user's with its message alone, 130 after Ctrl-C, 1 with a
-    traceback for all else.
+    ``main``. Exit codes: 2 for an error of the user's and 1 for another of the library's own errors, both in one
+    line; 130 after Ctrl-C; 1 with a traceback for all else.
 
     Args:
         main_fn: a function of the config, or a class such as a subclass of ``BasePPOExp``: then
             ``main_fn(config).run()`` is called. A number that it returns is the score that sweepers optimise.
         config_cls: root of the config; a subclass brings keys of its own.
         validate: raises one of ``skyrl.errors`` for a config that cannot run.
+        trains: False for an entry point that starts engines but no training roles: these then count for no GPU.
     """
     if "RAY_ADDRESS" not in os.environ:  # one node: workers share the environment, uv need not build it again
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -75,13 +79,17 @@ def run_hydra(
             return
         arguments = split_argv(argv)
         tokens = prepare_tokens(config_cls, arguments.overrides)
-        _run_with_hydra(main_fn, config_cls, validate, Arguments(flags=arguments.flags, overrides=tokens))
+        run = partial(run_controller, main_fn, trains=trains)
+        _run_with_hydra(run, config_cls, validate, Arguments(flags=arguments.flags, overrides=tokens))
     except KeyboardInterrupt:
         _exit("interrupted", 130)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         _exit(f"error: {explain(error, config_cls, tokens)}", 2)
     except USER_ERRORS as error:
         _exit(f"error: {error}", 2)
+    except SkyRLError as error:
+        logger.debug("The run failed", exc_info=error)
+        _exit(f"error: {' '.join(str(error).split())} (LOG_LEVEL=DEBUG shows the traceback)", 1)
 
 
 def _exit(message: str, code: int) -> NoReturn:
@@ -103,7 +111,7 @@ def _run_module(name: str, argv: Sequence[str]) -> None:
 
 
 def _run_with_hydra(
-    main_fn: Callable[[Any], Any],
+    run: Callable[[Any], float | None],
     config_cls: type[RootConfig],
     validate: Callable[[Any], None],
     arguments: Arguments,
@@ -114,7 +122,7 @@ def _run_with_hydra(
             separate_job(config, composed, arguments.overrides, HydraConfig.get().job.num)
         config.finalize()
         validate(config)
-        return run_controller(main_fn, config)
+        return run(config)
 
     def task(composed: DictConfig) -> float | None:
         try:

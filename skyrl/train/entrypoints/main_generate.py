@@ -53,6 +53,7 @@ class EvalOnlyEntrypoint(BasePPOExp):
         from skyrl.train.evaluate import evaluate
         from skyrl.train.utils.run_dir import prepare_run_dir
 
+        self._check_environments()
         self.cfg.trainer.run_dir = prepare_run_dir(self.cfg.trainer.run_dir, resumed=False)
         self.tracker = self.get_tracker()
         client = self.get_inference_client()
@@ -80,7 +81,7 @@ def main() -> None:
     from skyrl.train.entrypoints.launch import run_hydra
     from skyrl.train.validate import validate_generator_cfg
 
-    run_hydra(EvalOnlyEntrypoint, validate=validate_generator_cfg)
+    run_hydra(EvalOnlyEntrypoint, validate=validate_generator_cfg, trains=False)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main() -> None:
     from skyrl.train.entrypoints.launch import run_hydra
 
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
-    run_hydra(serve, validate=validate_serve)
+    run_hydra(serve, validate=validate_serve, trains=False)
 
 
 if __name__ == "__main__":

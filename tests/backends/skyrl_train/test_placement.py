@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.backends.skyrl_train.placement import Demand, gpu_demands, require_cpus, require_gpus, sort_bundles
+from skyrl.backends.skyrl_train.placement import (
+    Demand,
+    cpu_processes,
+    gpu_demands,
+    require_cpus,
+    require_gpus,
+    sort_bundles,
+)
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ResourceError
 
@@ -46,9 +53,29 @@ def test_separate_roles_and_engines_add_up() -> None:
     assert [d.total for d in gpu_demands(cfg)] == [1, 1, 8]
 
 
+@pytest.mark.parametrize("colocate_all", [True, False])
+def test_without_training_only_the_engines_count(colocate_all: bool) -> None:
+    cfg = SkyRLTrainConfig()
+    cfg.trainer.placement.colocate_all = colocate_all
+    cfg.trainer.placement.policy_num_gpus_per_node = 8
+    cfg.trainer.critic.model.path = "x"
+    engines = cfg.generator.inference_engine
+    engines.num_engines, engines.tensor_parallel_size, engines.data_parallel_size = 2, 2, 3
+    assert [d.total for d in gpu_demands(cfg, trains=False)] == [12]
+    assert cpu_processes(cfg, trains=False) == 6
+    assert cpu_processes(cfg) == 6 + 8 + 1 + 1  # engines, policy, ref, critic
+    engines.run_engines_locally = False
+    assert (gpu_demands(cfg, trains=False), cpu_processes(cfg, trains=False)) == ([], 0)
+
+
+def test_a_lone_engine_demand_is_not_told_to_share_gpus() -> None:
+    with pytest.raises(ResourceError, match=r"needs 4 GPUs and the cluster has 1: .*lower these, or add nodes"):
+        require_gpus([Demand(key="generator.inference_engine.num_engines", nodes=4, per_node=1)], [1])
+
+
 def test_processes_without_gpus_must_fit_the_cpus() -> None:
     require_cpus(5, 2.0)  # 1 for the controller, 0.2 each
-    with pytest.raises(ResourceError, match=r"6 training processes.* 2 CPUs .* holds 5"):
+    with pytest.raises(ResourceError, match=r"num_engines ask for 6 processes.* 2 CPUs .* holds 5"):
         require_cpus(6, 2.0)
 
 

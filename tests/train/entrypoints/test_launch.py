@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.errors import ConfigError
+from skyrl.errors import CheckpointError, ConfigError
 from skyrl.train.entrypoints import launch
 
 HEAVY = {"torch", "ray", "vllm", "transformers"}
@@ -21,8 +21,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Run a command line in this process; the controller is replaced by one that records its config."""
     configs: list[SkyRLTrainConfig] = []
 
-    def record(main_fn, config):
+    def record(main_fn, config, *, trains):
         configs.append(config)
+        run_argv.trains = trains
         return main_fn(config)
 
     monkeypatch.setattr(launch, "run_controller", record)
@@ -102,6 +103,24 @@ def test_a_config_error_is_one_line_and_exit_code_2(run, capsys: pytest.CaptureF
             run("trainer.seed=3", **kwargs)
         assert error.value.code == 2
         assert capsys.readouterr().err == "error: trainer.seed=3: must be even\n"
+
+
+def test_every_error_of_the_library_is_one_line_and_the_log_keeps_the_traceback(run, capsys, caplog):
+    def fail(config):
+        raise CheckpointError("the disk is full\nfree some")
+
+    with caplog.at_level("DEBUG"), pytest.raises(SystemExit) as error:
+        run(main_fn=fail)
+    assert error.value.code == 1
+    assert capsys.readouterr().err == "error: the disk is full free some (LOG_LEVEL=DEBUG shows the traceback)\n"
+    assert "Traceback" in caplog.text
+
+
+def test_an_entry_point_says_whether_it_trains(run):
+    run()
+    assert run.trains
+    run(trains=False)
+    assert not run.trains
 
 
 def test_other_errors_keep_their_traceback(run):

@@ -119,7 +119,8 @@ def test_a_failure_reaches_the_tracker_and_closes_the_client(tmp_path):
 def test_the_command_checks_only_what_rollouts_need(monkeypatch):
     ran = []
     monkeypatch.setattr(
-        "skyrl.train.entrypoints.launch.run_hydra", lambda entrypoint, validate: ran.append((entrypoint, validate))
+        "skyrl.train.entrypoints.launch.run_hydra",
+        lambda entrypoint, validate, trains: ran.append((entrypoint, validate, trains)),
     )
     main_generate.main()
-    assert ran == [(EvalOnlyEntrypoint, validate_generator_cfg)]
+    assert ran == [(EvalOnlyEntrypoint, validate_generator_cfg, False)]

@@ -15,6 +15,7 @@ from skyrl.algorithms.registries import export_user_functions
 from skyrl.backends.skyrl_train import cluster
 from skyrl.backends.skyrl_train.distributed.dispatch import ActorInfo, DispatchRegistry
 from skyrl.backends.skyrl_train.placement import (
+    COLOCATED_SHARE,
     CPUS_PER_CPU_WORKER,
     ResolvedPlacementGroup,
     get_ray_pg_ready_with_timeout,
@@ -25,8 +26,6 @@ from skyrl.errors import ConfigError, ResourceError
 
 logger = logging.getLogger(__name__)
 
-COLOCATED_SHARE = 0.2
-"""GPU and CPU share of one role's rank when all roles and an engine share a GPU."""
 _KEEP_FREED_MEMORY = "20000000000"
 
 

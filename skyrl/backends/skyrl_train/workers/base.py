@@ -62,7 +62,7 @@ class DistributedTorchRayActor:
         self._snapshots = 0
         timeout = datetime.timedelta(seconds=SKYRL_WORKER_NCCL_TIMEOUT_IN_S)
         is_master = master_addr is None
-        address = master_addr or ray.util.get_node_ip_address()
+        address = master_addr or cluster.get_node_ip()
         # Rank 0 keeps the port from the moment it is known: nobody else can take it in between.
         self._store = dist.TCPStore(
             address, master_port or 0, world_size, is_master=is_master, timeout=timeout, wait_for_workers=False
@@ -178,11 +178,6 @@ class Worker(DistributedTorchRayActor):
 
     def finalize_pending_saves(self) -> None:
         """Wait for checkpoints that are still being written; this backend writes them at once."""
-
-    def shutdown(self) -> None:
-        """Leave the process group, so that no peer waits for this rank."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
     def _all_reduce(self, values: torch.Tensor, op: Any) -> torch.Tensor:
         from skyrl.backends.skyrl_train.distributed.strategy import all_reduce
