@@ -341,7 +341,10 @@ class RayPPOTrainer:
             ConfigError: If there is no evaluation data.
         """
         if self.eval_dataloader is None:
-            raise ConfigError("an evaluation was asked for, but data.val_data is empty or trainer.eval_interval <= 0")
+            raise ConfigError(
+                "an evaluation was asked for, but data.val_data is empty or was not loaded: set it, and "
+                "trainer.eval_interval above 0 or trainer.eval_before_train=true"
+            )
         with Timer("eval", self.all_timings):
             return await evaluate(
                 self.eval_dataloader,

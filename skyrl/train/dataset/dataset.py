@@ -75,6 +75,15 @@ class PromptDataset(Dataset[PromptItem]):
         env_class = row.pop(self.env_class_key, None)
         return messages, env_class, row, str(index)
 
+    def env_classes(self) -> Iterator[tuple[str, str | None]]:
+        """Yield for every prompt where its environment is named (file, row, column), and the name if there is one."""
+        columns = [source.column(self.env_class_key) for source in self._sources]
+        for index in self._kept:
+            which = bisect_right(self._starts, index) - 1
+            source, row_index = self._locate(index)
+            name = columns[which][row_index]
+            yield _cell(source, row_index, self.env_class_key), None if name is MISSING else name
+
     @staticmethod
     def collate_fn(items: Sequence[PromptItem]) -> list[dict[str, Any]]:
         """See the function `collate_fn`."""

@@ -99,9 +99,13 @@ class BasePPOExp:
         return dataset
 
     def get_eval_dataset(self) -> PromptDataset | None:
-        """Load the evaluation prompts; None when nothing evaluates."""
+        """Load the evaluation prompts; None when nothing evaluates.
+
+        `trainer.eval_before_train` alone loads them too: a callback may force an evaluation.
+        """
         trainer = self.cfg.trainer
-        if trainer.eval_interval <= 0 or not self.cfg.data.val_data:
+        evaluates = trainer.eval_interval > 0 or trainer.eval_before_train
+        if not evaluates or not self.cfg.data.val_data:
             return None
         return self._load_dataset(self.cfg.data.val_data)
 
@@ -190,7 +194,7 @@ class BasePPOExp:
         client, setup = build_new_inference_client(self.cfg, self.tokenizer, self.colocate_pg)
         self._cleanup.callback(setup.shutdown)
         if self.colocate_pg is not None:
-            asyncio.run(client.sleep())
+            asyncio.run(_sleep_and_disconnect(client))
         return client
 
     def get_worker_classes(self) -> RoleClasses:
@@ -203,9 +207,26 @@ class BasePPOExp:
 
         return RoleClasses(policy=PolicyWorker, critic=CriticWorker, ref=RefWorker)
 
+    def _check_environments(self) -> None:
+        """Refuse data whose environments nobody registered; another generator may need none of them.
+
+        Raises:
+            ConfigError: `environment.env_class` is unknown.
+            DatasetError: A row names an unknown environment.
+        """
+        if type(self).get_generator is not BasePPOExp.get_generator:
+            return
+        from skyrl.train.dataset.dataset import PromptDataset
+        from skyrl.train.generators.env_check import check_environments
+
+        for dataset in (self.train_dataset, self.eval_dataset):
+            if isinstance(dataset, PromptDataset):
+                check_environments(self.cfg.environment.env_class, dataset.env_classes())
+
     def _setup_trainer(self) -> RayPPOTrainer:
         from skyrl.train.utils.run_dir import write_config
 
+        self._check_environments()
         self.cfg.trainer.run_dir = self._choose_run_dir()
         write_config(self.cfg.trainer.run_dir, self.get_cfg_as_str(self.cfg))
         logger.info("Metrics, trajectories and plots: %s", self.cfg.trainer.run_dir)
@@ -284,6 +305,14 @@ class BasePPOExp:
                 # The run's own error is what the user must see.
                 logger.exception("The metrics of step %d are lost", step)
         self.tracker.log_exception(error, step)
+
+
+async def _sleep_and_disconnect(client: InferenceEngineInterface) -> None:
+    """Let the engines sleep; close the connections in the loop that opened them. The next call opens others."""
+    try:
+        await client.sleep()
+    finally:
+        await client.teardown()
 
 
 def main() -> None:

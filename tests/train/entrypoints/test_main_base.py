@@ -1,16 +1,18 @@
 """An experiment from its config to its end, on fakes."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import yaml
 
-from skyrl.errors import ConfigError, ModelLoadError
+from skyrl.errors import ConfigError, DatasetError, ModelLoadError
 from skyrl.train.entrypoints import main_base
 from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.utils.callbacks import TrainingCallback
 from skyrl.train.utils.tracking import Tracking
 from tests.fakes.environments import EnvScript, registered
-from tests.fakes.trainer import TOKENIZER, RecordingTracker, make_cfg, make_engine, write_prompts
+from tests.fakes.trainer import TOKENIZER, AlternatingGenerator, RecordingTracker, make_cfg, make_engine, write_prompts
 from tests.fakes.worker_dispatch import FakeModelGroups, FakeWorkerDispatch
 
 
@@ -149,15 +151,54 @@ def test_a_resumed_run_goes_on_in_its_folder_and_a_fresh_one_takes_the_next(tmp_
     assert [exp.tracker.steps for exp in (first, resumed, fresh)] == [[1], [2], [1, 2]]
 
 
+def test_an_environment_that_nobody_registered_is_refused_before_servers_start(tmp_path, groups):
+    exp = make_exp(tmp_path)
+    with pytest.raises(ConfigError, match=r"environment\.env_class=scripted: must be one of"):
+        exp.run()
+    assert not hasattr(exp, "client")
+    (tmp_path / "train.jsonl").write_text(
+        '{"prompt": [{"role": "user", "content": "1"}]}\n'
+        '{"prompt": [{"role": "user", "content": "2"}], "env_class": "gsm9k"}\n'
+    )
+    exp = FakeExp(make_cfg(tmp_path))
+    with pytest.raises(DatasetError, match=r"train\.jsonl, row 2, column 'env_class': no environment 'gsm9k'"):
+        run(exp)
+
+
+def test_a_generator_of_ones_own_may_need_no_environment(tmp_path, groups):
+    class Exp(FakeExp):
+        def get_generator(self, cfg, tokenizer, inference_engine_client):
+            return AlternatingGenerator()
+
+    assert make_exp(tmp_path, Exp).run() is None
+
+
 def test_too_few_training_prompts_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"1 usable prompts, fewer than trainer\.train_batch_size=2"):
         make_exp(tmp_path, prompts=1)
 
 
 def test_evaluation_data_is_loaded_only_where_something_evaluates(tmp_path):
-    assert make_exp(tmp_path).eval_dataset is None
+    assert make_exp(tmp_path, trainer__eval_before_train=False).eval_dataset is None
     assert make_exp(tmp_path, trainer__eval_interval=1, data__val_data=[]).eval_dataset is None
-    assert len(make_exp(tmp_path, trainer__eval_interval=1).eval_dataset) == 1
+    for changes in ({"trainer__eval_interval": 1, "trainer__eval_before_train": False}, {}):
+        assert len(make_exp(tmp_path, **changes).eval_dataset) == 1
+
+
+def test_a_callback_may_force_an_evaluation_that_no_interval_asks_for(tmp_path, groups):
+    class Force(TrainingCallback):
+        def on_step_end(self, trainer, callback_input, control):
+            control.should_evaluate = True
+
+    class Exp(FakeExp):
+        def get_trainer(self, *args):
+            trainer = super().get_trainer(*args)
+            trainer.add_callback(Force())
+            return trainer
+
+    exp = make_exp(tmp_path, Exp, trainer__eval_interval=-1)
+    assert run(exp) == 0.75
+    assert exp.tracker.steps == [1]  # and none before training
 
 
 class Bare(BasePPOExp):
@@ -212,10 +253,15 @@ def test_the_command_runs_the_experiment(monkeypatch):
 
 def test_servers_sleep_after_their_start_on_shared_gpus_and_stop_at_the_end(tmp_path, monkeypatch):
     class Engine:
-        slept = 0
+        slept = closed = 0
 
         async def sleep(self):
             self.slept += 1
+            self.loop = asyncio.get_running_loop()
+
+        async def teardown(self):
+            assert asyncio.get_running_loop() is self.loop
+            self.closed += 1
 
     class Setup:
         stopped = 0
@@ -236,6 +282,6 @@ def test_servers_sleep_after_their_start_on_shared_gpus_and_stop_at_the_end(tmp_
     assert engine.slept == 0
     exp.colocate_pg = "gpus"
     exp.get_inference_client()
-    assert engine.slept == 1
+    assert (engine.slept, engine.closed) == (1, 1)
     exp._cleanup.close()
     assert setup.stopped == 2
