@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from skyrl.errors import ConfigError, DeadlineError, RolloutError
+from skyrl.errors import ConfigError, DeadlineError, EngineDiedError, RolloutError
 from skyrl.train.generators.agent_loop import Episode
 from skyrl.train.generators.start_gate import StartGate
 from skyrl.train.generators.trajectory import TrajectoryOutput
@@ -107,8 +107,10 @@ class Collector:
             gate: Holds the engine until the batch is queued.
 
         Raises:
-            RolloutError: Too many rollouts failed, or one did and the policy says `raise`. The others are cancelled
-                and cleaned up first.
+            RolloutError: Too many rollouts failed, or one did and the policy says `raise`.
+            EngineDiedError: An inference server of this run died, whatever the policy says.
+
+        The other rollouts are cancelled and cleaned up before either is raised.
         """
         self._total = num_rollouts
         failure: BaseException | None = None
@@ -145,8 +147,8 @@ class Collector:
                     context = new_context(row, attempt)
                     try:
                         return await self._run_try(context)
-                    except ConfigError:
-                        raise
+                    except (ConfigError, EngineDiedError):
+                        raise  # no other try or rollout can do better
                     except Exception as cause:  # noqa: BLE001 - whatever breaks a rollout becomes its record
                         error = cause
                         self._log(context, cause)
@@ -200,7 +202,9 @@ def _describe(error: BaseException) -> str:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
+    """The death of a server where there is one, for other failures follow from it; else the first error."""
+    deaths = errors.subgroup(EngineDiedError)
+    error: BaseException = errors if deaths is None else deaths
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl.config.generator import RateLimitConfig
-from skyrl.errors import ConfigError, DeadlineError, InferenceError, RolloutError
+from skyrl.errors import ConfigError, DeadlineError, EngineDiedError, InferenceError, RolloutError
 from skyrl.train.generators.output_checks import validate_generator_output
 from tests.fakes.environments import AsyncScriptedEnv, EnvScript, ScriptedEnv, registered
 from tests.fakes.generators import make_batch, make_generator, roll_out
@@ -146,6 +146,31 @@ def test_an_engine_that_fails_is_recorded(tokenizer):
     output = roll_out(make_generator(engine, tokenizer), EnvScript())
     assert output["rollouts"][0].failure.where == "engine" and "server died" in output["rollouts"][0].failure.message
     assert len(engine.finished_sessions) == 2
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_server_that_dies_ends_the_batch_at_once_and_cleans_up(tokenizer, deterministic):
+    def reply(call):
+        died = EngineDiedError("1 inference server(s) died: http://a: killed") if call.session == "p_1" else None
+        return Reply([5, 2], text="x", delay_s=0.0 if died else 60.0, error=died)
+
+    engine, script = FakeInferenceEngine(reply, tokenizer), EnvScript()
+    generator = make_generator(engine, tokenizer, on_error="mask", max_attempts=3, deterministic=deterministic)
+    began = time.monotonic()
+    with pytest.raises(EngineDiedError, match="http://a: killed"):
+        roll_out(generator, script, rows(3))
+    assert time.monotonic() - began < 3
+    assert [call.session for call in engine.calls].count("p_1") == 1  # no second try
+    assert script.num_open == 0 and engine.open_sessions == set() and engine.running == 0 and not engine.paused
+
+
+def test_a_death_is_told_before_the_failures_that_follow_from_it(tokenizer):
+    def reply(call):
+        return Reply([], error=EngineDiedError("killed") if call.session == "p_2" else InferenceError("cut"))
+
+    generator = make_generator(FakeInferenceEngine(reply, tokenizer), tokenizer, on_error="raise", max_attempts=1)
+    with pytest.raises(EngineDiedError, match="killed"):
+        roll_out(generator, EnvScript(), rows(3))
 
 
 @pytest.mark.parametrize(

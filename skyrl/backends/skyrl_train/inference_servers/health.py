@@ -1,11 +1,29 @@
-"""Which of the servers that this run started are dead, and who must know."""
+"""Which servers answer, which of those that this run started are dead, and who must know."""
 
 from __future__ import annotations
 
+import http.client
 import threading
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
-from skyrl.errors import InferenceError
+from skyrl.errors import EngineDiedError
+
+START_TIMEOUT_KEY = "SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S"
+"""Bounds the wait until a server that starts is healthy."""
+
+
+def answers_health(url: str, timeout_s: float = 5.0) -> bool:
+    """Whether ``GET /health`` of the server or router at ``url`` answers 200; each socket wait ends after the time."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 class ServerHealth:
@@ -32,12 +50,12 @@ class ServerHealth:
             listener()
 
     def raise_if_dead(self) -> None:
-        """Raise ``InferenceError`` with every dead server and its reason, if there is one."""
+        """Raise ``EngineDiedError`` with every dead server and its reason, if there is one."""
         with self._lock:
             dead = dict(self._dead)
         if dead:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in dead.items())
-            raise InferenceError(f"{len(dead)} inference server(s) died: {reasons}")
+            raise EngineDiedError(f"{len(dead)} inference server(s) died: {reasons}")
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call ``listener`` (from any thread) at each death; returns the function that ends this."""

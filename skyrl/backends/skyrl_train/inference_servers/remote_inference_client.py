@@ -35,7 +35,7 @@ from skyrl.backends.skyrl_train.inference_servers.transport import (
     ServerResponseError,
     raise_for_status,
 )
-from skyrl.errors import InferenceError
+from skyrl.errors import DeadlineError, InferenceError
 
 __all__ = ["PauseMode", "RemoteInferenceClient", "ServerResponseError", "raise_for_status"]
 
@@ -66,6 +66,8 @@ class RemoteInferenceClient(InferenceEngineInterface):
     """Bearer token of this run's servers."""
     control_timeout_s: float = 1800.0
     """Deadline of one control call to one server (``generator.inference_engine.control_timeout_s``)."""
+    trajectory_timeout_s: float = 7200.0
+    """Deadline of one call of the data plane (``generator.trajectory_timeout_s``)."""
     retry_on_abort: bool = True
     """Go on by itself when the engine aborts a request (abort pause, sleep); False returns the partial response."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -103,7 +105,7 @@ class RemoteInferenceClient(InferenceEngineInterface):
         """Sample one response per prompt, all at once; answers keep the order of the prompts.
 
         A request that fails does not take the others along: its row has stop reason ``error``, no tokens, and its
-        message in ``errors``. The call raises when every request failed, or when a server of this run died.
+        message in ``errors``. The call raises when every request failed, and at once when a server of this run died.
 
         Args:
             input_batch: Tokens and parameters.
@@ -111,13 +113,12 @@ class RemoteInferenceClient(InferenceEngineInterface):
 
         Raises:
             ValueError: Text prompts, lists of other lengths, ``n`` above 1, or an unknown sampling parameter.
-            InferenceError: See above.
+            EngineDiedError: A server of this run died.
+            InferenceError, DeadlineError: Every request failed.
         """
         requests = self._generation_requests(input_batch, self._resolve_model(model))
         data_plane = self._data()
         results = await asyncio.gather(*(data_plane.generate_or_fail(request) for request in requests))
-        if self.health is not None and any(generation.error for generation, _ in results):
-            self.health.raise_if_dead()
         _raise_if_all_failed([error for _, error in results])
         return await self._output([generation for generation, _ in results], requests)
 
@@ -303,7 +304,14 @@ class RemoteInferenceClient(InferenceEngineInterface):
         return self._transport
 
     def _data(self) -> DataPlane:
-        return DataPlane(self._http(), self.proxy_url, self._control(), self.retry, self.retry_on_abort)
+        return DataPlane(
+            self._http(),
+            self.proxy_url,
+            self._control(),
+            self.retry,
+            self.retry_on_abort,
+            timeout_s=self.trajectory_timeout_s,
+        )
 
     def _control(self) -> ControlPlane:
         return ControlPlane(self._http(), self.server_urls, self.control_timeout_s)
@@ -372,7 +380,7 @@ class RemoteInferenceClient(InferenceEngineInterface):
         return output
 
 
-def _raise_if_all_failed(errors: Sequence[InferenceError | None]) -> None:
+def _raise_if_all_failed(errors: Sequence[InferenceError | DeadlineError | None]) -> None:
     """``errors`` has one entry per prompt."""
     first = errors[0] if errors else None
     if first is None or None in errors:

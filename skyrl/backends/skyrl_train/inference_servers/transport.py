@@ -5,7 +5,7 @@
 | connection refused, reset or cut           | retry after a pause                         |
 | 408, 429, 503 (busy), 5xx without JSON     | retry after a growing pause                 |
 | any other status from 400 on               | ``ServerResponseError`` at once             |
-| a server that this run started is dead     | ``InferenceError`` at once, also in flight  |
+| a server that this run started is dead     | ``EngineDiedError`` at once, also in flight |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 
 from skyrl import env_vars
 from skyrl.backends.skyrl_train.inference_servers.health import ServerHealth
-from skyrl.errors import DeadlineError, InferenceError
+from skyrl.errors import DeadlineError, EngineDiedError, InferenceError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ BUSY_STATUSES = frozenset({408, 429, 503})
 KEEPALIVE_S = 2.0
 """Idle connections are dropped before uvicorn (5 s) drops them, so no request meets a closing one."""
 CONNECT_TIMEOUT_S = 10.0
+DEATH_NOTICE_S = 6.0
+"""A dead engine answers 500 until vLLM's watchdog (every 5 s) ends its server; only then the supervisor knows."""
+DEATH_POLL_S = 0.05
 
 
 class ServerResponseError(InferenceError, aiohttp.ClientResponseError):
@@ -197,7 +200,8 @@ class HttpTransport:
 
         Raises:
             ServerResponseError: An error status that is not (or no longer) retried.
-            InferenceError: The connection failed in every send, or a supervised server died.
+            InferenceError: The connection failed in every send.
+            EngineDiedError: A supervised server died.
         """
         policy = retry or self._retry
         data = None if json is None else orjson.dumps(json, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -212,6 +216,7 @@ class HttpTransport:
                 self._raise_if_dead(error)
                 pause = policy.wait_after(attempt, error)
                 if pause is None:
+                    await self._await_death_notice(error)
                     raise self._final(error, method, url, attempt + 1) from error
                 logger.debug("%s %s failed (%r), send %d follows in %g s", method, url, error, attempt + 2, pause)
             await asyncio.sleep(pause)
@@ -261,8 +266,18 @@ class HttpTransport:
             return
         try:
             self._health.raise_if_dead()
-        except InferenceError as dead:
+        except EngineDiedError as dead:
             raise dead from cause
+
+    async def _await_death_notice(self, error: Exception) -> None:
+        """Raise ``EngineDiedError`` when ``error`` is the last word of a server that is found dead soon after."""
+        refused = isinstance(error, ServerResponseError) and error.status < 500
+        if self._health is None or refused:
+            return
+        deadline = asyncio.get_running_loop().time() + DEATH_NOTICE_S
+        while asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(DEATH_POLL_S)
+            self._raise_if_dead(error)
 
     @staticmethod
     def _final(error: Exception, method: str, url: str, sends: int) -> InferenceError:

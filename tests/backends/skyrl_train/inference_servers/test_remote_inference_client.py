@@ -7,10 +7,11 @@ import aiohttp
 import pytest
 
 from skyrl import env_vars
+from skyrl.backends.skyrl_train.inference_servers import transport
 from skyrl.backends.skyrl_train.inference_servers.health import ServerHealth
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import PauseMode, RemoteInferenceClient
 from skyrl.backends.skyrl_train.inference_servers.transport import RetryPolicy, ServerResponseError
-from skyrl.errors import DeadlineError, InferenceError, WeightSyncError
+from skyrl.errors import DeadlineError, EngineDiedError, InferenceError, WeightSyncError
 from tests.fakes.http_server import FakeVLLMServer, aborted_after, drop, hang, status
 
 GENERATE = "/inference/v1/generate"
@@ -220,10 +221,56 @@ async def test_a_death_ends_requests_in_flight_at_once(server):
         while len(server.requests(GENERATE)) < 2:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(health.mark_dead, server.url, "out of memory")
-        with pytest.raises(InferenceError, match="out of memory"):
+        with pytest.raises(EngineDiedError, match="out of memory"):
             await asyncio.wait_for(task, 1)
+        with pytest.raises(EngineDiedError, match="out of memory"):
+            await client.chat_completion({"json": {}})
         with pytest.raises(InferenceError, match="out of memory"):
             await client.resume()
+
+
+async def test_a_dead_engine_that_still_answers_is_told_once_its_server_ends(server):
+    health = ServerHealth()
+    server.script(GENERATE, status(500, json={"error": {"message": "EngineCore encountered an issue"}}))
+    async with make_client(server, health=health) as client:
+        task = asyncio.create_task(client.generate(batch([1], [2])))
+        await asyncio.sleep(0.2)
+        health.mark_dead(server.url, "out of memory")
+        with pytest.raises(EngineDiedError, match="out of memory"):
+            await asyncio.wait_for(task, 1)
+
+
+async def test_a_server_error_without_a_death_fails_its_prompt_only(server, monkeypatch):
+    monkeypatch.setattr(transport, "DEATH_NOTICE_S", 0.1)
+    server.script(GENERATE, status(500, json={"error": {"message": "odd"}}))
+    async with make_client(server, health=ServerHealth()) as client:
+        output = await client.generate(batch([1], [2]))
+    assert sorted(output["stop_reasons"]) == ["error", "length"]
+
+
+@pytest.mark.parametrize(
+    ("path", "call"),
+    [
+        ("/v1/chat/completions", lambda client: client.chat_completion({"json": {}})),
+        ("/v1/completions", lambda client: client.completion({"json": {}})),
+        ("/tokenize", lambda client: client.tokenize(["a"])),
+        ("/detokenize", lambda client: client.detokenize([[1]])),
+        (GENERATE, lambda client: client.generate(batch([1]))),
+    ],
+)
+async def test_every_call_of_the_data_plane_has_a_deadline(server, path, call):
+    server.script(path, hang())
+    async with make_client(server, trajectory_timeout_s=0.05) as client:
+        with pytest.raises(DeadlineError, match=rf"{path} .*trajectory_timeout_s=0\.05"):
+            await asyncio.wait_for(call(client), 5)
+
+
+async def test_a_request_that_hangs_does_not_take_the_batch_along(server):
+    server.script(GENERATE, hang())
+    async with make_client(server, trajectory_timeout_s=0.3) as client:
+        output = await client.generate(batch([1], [2]))
+    assert sorted(output["stop_reasons"]) == ["error", "length"]
+    assert any("trajectory_timeout_s" in (error or "") for error in output["errors"])
 
 
 # Aborted requests
