@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from skyrl import env_vars
 from skyrl.backends.skyrl_train.inference_servers.common import PORT_WINDOW, ServerInfo
+from skyrl.backends.skyrl_train.inference_servers.health import START_TIMEOUT_KEY
 from skyrl.backends.skyrl_train.inference_servers.vllm_server_actor import STOP_TIMEOUT_S, ServerLaunch, VLLMServerActor
 from skyrl.backends.skyrl_train.placement import (
     CPUS_PER_CPU_WORKER,
@@ -28,9 +29,9 @@ __all__ = ["ServerActorPool", "ServerGroup", "ServerInfo"]
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT_KEY = "SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S"
 START_MARGIN_S = 60.0
 """What Ray may need for the processes, on top of the servers' own start."""
+FREE_RESOURCES_HINT = "has the cluster a free CPU or GPU for the server?"
 
 
 class ServerActorPool:
@@ -101,8 +102,8 @@ def wait_for_start(refs: Sequence[Any]) -> list[ServerInfo]:
     while pending:
         done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         if not done:
-            hint = "has the cluster a free CPU or GPU for the server?"
-            raise DeadlineError("the controller", f"{len(pending)} inference server(s)", limit, START_TIMEOUT_KEY, hint)
+            awaited = f"{len(pending)} inference server(s)"
+            raise DeadlineError("the controller", awaited, limit, START_TIMEOUT_KEY, FREE_RESOURCES_HINT)
         _result(done[0])
     return [_result(ref) for ref in refs]
 
@@ -195,22 +196,37 @@ class ServerGroup:
 
     def shutdown(self) -> None:
         """Stop everything that this group created; again does nothing."""
-        if self._pool is not None:
-            self._pool.shutdown()
-        own_pg, self._own_pg = self._own_pg, None
-        if own_pg is not None and ray.is_initialized():
-            with contextlib.suppress(ray.exceptions.RayError):
-                remove_placement_group(own_pg)
+        try:
+            if self._pool is not None:
+                self._pool.shutdown()
+        finally:
+            own_pg, self._own_pg = self._own_pg, None
+            if own_pg is not None and ray.is_initialized():
+                with contextlib.suppress(ray.exceptions.RayError):
+                    remove_placement_group(own_pg)
 
     def _create_actors(self) -> list[Any]:
-        first = self._create_actor(0, {})
-        shared: dict[str, Any] = {}
-        if self._enable_dp and self._num_servers > 1:
-            address, rpc_port = ray.get(
-                first.get_dp_info.remote(), timeout=env_vars.SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S
-            )
-            shared = {"dp_master_address": address, "dp_rpc_port": rpc_port}
-        return [first, *(self._create_actor(index, shared) for index in range(1, self._num_servers))]
+        actors = [self._create_actor(0, {})]
+        try:
+            shared = self._data_parallel_fields(actors[0])
+            for index in range(1, self._num_servers):
+                actors.append(self._create_actor(index, shared))
+        except BaseException:
+            ServerActorPool(actors).shutdown()
+            raise
+        return actors
+
+    def _data_parallel_fields(self, first: Any) -> dict[str, Any]:
+        """What the other ranks must know of the ``first``; empty without data parallelism."""
+        if not self._enable_dp or self._num_servers <= 1:
+            return {}
+        limit = env_vars.SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S
+        try:
+            address, rpc_port = ray.get(first.get_dp_info.remote(), timeout=limit)
+        except ray.exceptions.GetTimeoutError as error:
+            awaited = "the address of the first data-parallel server"
+            raise DeadlineError("the controller", awaited, limit, START_TIMEOUT_KEY, FREE_RESOURCES_HINT) from error
+        return {"dp_master_address": address, "dp_rpc_port": rpc_port}
 
     def _create_actor(self, index: int, shared: Mapping[str, Any]) -> Any:
         fields = dict(self._launch_options) | dict(shared)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyrl.backends.skyrl_train.inference_servers.common import LOOPBACK
+from skyrl.backends.skyrl_train.inference_servers.vllm_middleware import ACCESS_TOKEN_VARIABLE
 from skyrl.backends.skyrl_train.weight_sync.strategy import get_transfer_strategy
 from skyrl.config.inference_engine import InferenceEngineConfig
 from skyrl.config.root import SkyRLTrainConfig
@@ -137,7 +138,7 @@ def server_environment(
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM turns the uni executor of a CPU engine into mp
         }
     if access_token:
-        env["SKYRL_SERVER_ACCESS_TOKEN"] = access_token
+        env[ACCESS_TOKEN_VARIABLE] = access_token
     return env
 
 

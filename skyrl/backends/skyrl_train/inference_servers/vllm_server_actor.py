@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -18,7 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyrl import env_vars
-from skyrl.backends.skyrl_train.inference_servers.common import ServerInfo, find_and_reserve_port, get_node_ip
+from skyrl.backends.skyrl_train.inference_servers.common import LOOPBACK, ServerInfo, find_and_reserve_port, get_node_ip
+from skyrl.backends.skyrl_train.inference_servers.vllm_middleware import ACCESS_TOKEN_VARIABLE
+from skyrl.backends.skyrl_train.placement import COLOCATED_SHARE
+from skyrl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +31,6 @@ TCP_STORE_OFFSET = 64
 """Within a server's block of 100 ports, where its executor looks for a rendezvous port (32 candidates)."""
 VLLM_STORE_PROBE_OFFSET = 100
 """vLLM adds this to ``VLLM_DP_MASTER_PORT`` before it probes."""
-COLOCATED_GPU_SHARE = 0.2
-"""Of each GPU that trainer and engine share, what the engine's workers ask Ray for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +158,28 @@ def worker_environment(cli_args: argparse.Namespace, launch: ServerLaunch) -> di
     if launch.dp_size == 1:
         env["VLLM_DP_MASTER_PORT"] = str(launch.start_port + TCP_STORE_OFFSET - VLLM_STORE_PROBE_OFFSET)
     if cli_args.distributed_executor_backend == "ray":
-        env["VLLM_RAY_PER_WORKER_GPUS"] = str(COLOCATED_GPU_SHARE if launch.colocated_training else 1)
+        env["VLLM_RAY_PER_WORKER_GPUS"] = str(COLOCATED_SHARE if launch.colocated_training else 1)
         env["VLLM_RAY_BUNDLE_INDICES"] = ",".join(map(str, launch.bundle_indices))
     else:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpu_ids))
     return env
+
+
+def require_private(host: str, access_token: str | None) -> None:
+    """Let a server without an access token listen on the loopback only: its control routes replace the weights.
+
+    Raises:
+        ConfigError: ``host`` can be reached from elsewhere and there is no token.
+    """
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and not access_token:
+        raise ConfigError(
+            f"--host={host} lets every host that reaches this one pause the engine and replace its weights; set "
+            f"{ACCESS_TOKEN_VARIABLE} to a secret that callers send as bearer token, or leave --host={LOOPBACK}"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -178,7 +197,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = make_arg_parser(FlexibleArgumentParser(prog="vllm_server_actor", description=__doc__))
     args = parser.parse_args(argv)
-    args.host = args.host or "0.0.0.0"
+    args.host = args.host or LOOPBACK
+    try:
+        require_private(args.host, os.environ.get(ACCESS_TOKEN_VARIABLE))
+    except ConfigError as error:
+        parser.error(str(error))
     if MIDDLEWARE not in args.middleware:
         args.middleware.append(MIDDLEWARE)
     validate_parsed_serve_args(args)

@@ -13,6 +13,7 @@ from skyrl.backends.skyrl_train.inference_servers.supervisor import ServerSuperv
 from skyrl.backends.skyrl_train.inference_servers.vllm_server_actor import (
     ServerLaunch,
     VLLMServerActor,
+    require_private,
     worker_environment,
 )
 from skyrl.errors import ConfigError, InferenceError
@@ -58,6 +59,18 @@ def test_mp_workers_see_the_gpus_of_their_bundles():
 def test_bundles_must_match_the_workers():
     with pytest.raises(ValueError, match="1 bundles for 2 workers"):
         worker_environment(gpu_args("ray"), ServerLaunch(bundle_indices=(1,)))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "somewhere"])
+def test_a_server_that_others_reach_needs_a_token(host):
+    with pytest.raises(ConfigError, match=r"SKYRL_SERVER_ACCESS_TOKEN.*127\.0\.0\.1"):
+        require_private(host, None)
+    require_private(host, "secret")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_the_loopback_needs_no_token(host):
+    require_private(host, None)
 
 
 def test_a_server_takes_its_share_of_the_reordered_bundles():
@@ -116,6 +129,25 @@ def ray_cluster():
     ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     yield
     ray.shutdown()
+
+
+class HalfMadeGroup(ServerGroup):
+    """Fails at its second actor."""
+
+    def _create_actor(self, index, shared):
+        if index == 1:
+            raise InferenceError("no room")
+        self.first = super()._create_actor(index, shared)
+        self.first_pid = ray.get(self.first.describe.remote())[0]
+        return self.first
+
+
+@pytest.mark.ray
+def test_a_group_that_fails_half_way_stops_what_it_created(ray_cluster):
+    group = HalfMadeGroup(argparse.Namespace(fate="ok"), 2, server_actor_cls=FakeServer, device_type="cpu")
+    with pytest.raises(InferenceError, match="no room"):
+        group.start()
+    assert eventually(lambda: is_gone(group.first_pid))
 
 
 def make_group(fate: str, **options) -> ServerGroup:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from skyrl.backends.skyrl_train.inference_servers.common import get_open_port
+from skyrl.backends.skyrl_train.inference_servers.common import find_and_reserve_port
 from skyrl.errors import InferenceError
 from tests.fakes.processes import eventually, is_gone, is_port_free
 from tests.fakes.vllm_server import ROOT, server_config
@@ -141,9 +141,10 @@ def test_shutdown_leaves_no_process_and_no_port(two_servers):
 
 
 def test_the_command_line_server_stops_on_sigterm_with_its_engine(tiny_model, tmp_path):
-    port = get_open_port()
+    port, reserved = find_and_reserve_port(24000)
+    reserved.close()
     flags = {
-        "model": tiny_model, "dtype": "float32", "host": "127.0.0.1", "port": port, "max-num-seqs": 8,
+        "model": tiny_model, "dtype": "float32", "port": port, "max-num-seqs": 8,
         "kv-cache-memory-bytes": 2**27, "distributed-executor-backend": "uni", "max-num-batched-tokens": 512,
     }  # fmt: skip
     command = [sys.executable, "-m", "skyrl.backends.skyrl_train.inference_servers.vllm_server_actor"]
@@ -167,6 +168,7 @@ def test_the_command_line_server_stops_on_sigterm_with_its_engine(tiny_model, tm
         assert eventually(lambda: all(is_gone(child.pid) for child in children))
         assert is_port_free(port)
         assert set(os.listdir("/dev/shm")) <= shm_before
+        assert "EngineDeadError" not in (tmp_path / "log").read_text()
     finally:
         process.kill()
         process.wait()
