@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+from skyrl.backends.skyrl_train.cluster import LOOPBACK, get_node_ip
 from skyrl.errors import ResourceError
 
-LOOPBACK = "127.0.0.1"
+__all__ = ["LOOPBACK", "PORT_WINDOW", "ServerInfo", "find_and_reserve_port", "get_node_ip"]
+
 PORT_WINDOW = 100
 """Ports of one server: its HTTP port lies in ``[start_port, start_port + PORT_WINDOW)``."""
 
@@ -24,29 +26,6 @@ class ServerInfo:
         """Base URL."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
         return f"http://{host}:{self.port}"
-
-
-def get_node_ip() -> str:
-    """Address under which the whole cluster reaches this node: the loopback where there is one node only."""
-    import ray
-
-    if not ray.is_initialized() or is_single_node():
-        return LOOPBACK
-    return ray.util.get_node_ip_address().strip("[]")
-
-
-def is_single_node() -> bool:
-    """Whether the Ray cluster has one node; nothing then listens outside of it."""
-    import ray
-
-    return sum(bool(node["Alive"]) for node in ray.nodes()) <= 1
-
-
-def get_open_port(host: str = LOOPBACK) -> int:
-    """A port that is free now. Prefer ``find_and_reserve_port``, which keeps it."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
 
 
 def find_and_reserve_port(start_port: int, host: str = LOOPBACK) -> tuple[int, socket.socket]:

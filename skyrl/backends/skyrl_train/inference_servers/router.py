@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import difflib
-import http.client
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 import skyrl
 from skyrl.backends.skyrl_train.inference_servers.common import LOOPBACK, ServerInfo, find_and_reserve_port
+from skyrl.backends.skyrl_train.inference_servers.health import answers_health
 from skyrl.errors import ConfigError, DeadlineError, InferenceError
 
 logger = logging.getLogger(__name__)
@@ -26,9 +26,10 @@ logger = logging.getLogger(__name__)
 HTTP_START_PORT = 30000
 METRICS_START_PORT = 29000
 START_TIMEOUT_S = 120.0
-START_TIMEOUT_KEY = "router start"
+ROUTER_START_KEY = "router start"
 POLL_S = 0.05
 TERMINATE_GRACE_S = 5.0
+KILL_GRACE_S = 5.0
 LOG_TAIL_BYTES = 2000
 
 
@@ -62,17 +63,15 @@ class VLLMRouter:
         """
         _check_names(self._args)
         host = self._args.setdefault("host", LOOPBACK)
-        reserved = []
-        for key, first, address in (
-            ("port", HTTP_START_PORT, host),
-            ("prometheus_port", METRICS_START_PORT, LOOPBACK),
-        ):
-            if self._args.get(key) is None:
-                self._args[key], sock = find_and_reserve_port(first, address)
-                reserved.append(sock)
-        self._args.setdefault("prometheus_host", LOOPBACK)
-        for sock in reserved:
-            sock.close()  # as late as possible: the child binds next
+        with contextlib.ExitStack() as reserved:  # ports are let go as late as possible: the child binds next
+            for key, first, address in (
+                ("port", HTTP_START_PORT, host),
+                ("prometheus_port", METRICS_START_PORT, LOOPBACK),
+            ):
+                if self._args.get(key) is None:
+                    self._args[key], sock = find_and_reserve_port(first, address)
+                    reserved.enter_context(sock)
+            self._args.setdefault("prometheus_host", LOOPBACK)
         self._process = self._spawn()
         info = ServerInfo(host, self._args["port"])
         try:
@@ -84,7 +83,7 @@ class VLLMRouter:
         return info.url
 
     def shutdown(self) -> None:
-        """Stop the child: SIGTERM, 5 s, SIGKILL. Does nothing when it does not run."""
+        """Stop the child: SIGTERM, 5 s, SIGKILL, at most 5 s more. Does nothing when it does not run."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -93,7 +92,10 @@ class VLLMRouter:
             process.wait(TERMINATE_GRACE_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            try:
+                process.wait(KILL_GRACE_S)
+            except subprocess.TimeoutExpired:
+                logger.error("the router (process %d) still runs %g s after SIGKILL", process.pid, KILL_GRACE_S)
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
@@ -118,7 +120,7 @@ class VLLMRouter:
     def _wait_until_healthy(self, info: ServerInfo) -> None:
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _is_healthy(info):
+        while not answers_health(info.url):
             code = self._process.poll()
             if code is not None:
                 raise InferenceError(f"the router at {info.url} ended with exit code {code}: {self._log_tail()}")
@@ -127,7 +129,7 @@ class VLLMRouter:
                     "the controller",
                     f"the router at {info.url}",
                     START_TIMEOUT_S,
-                    START_TIMEOUT_KEY,
+                    ROUTER_START_KEY,
                     f"are all servers healthy? its log ends with: {self._log_tail()}",
                 )
             time.sleep(POLL_S)
@@ -156,14 +158,3 @@ def _check_names(args: Mapping[str, Any]) -> None:
                 f"generator.inference_engine.router_init_kwargs.{name} is no argument of the router; "
                 f"near names: {', '.join(near)}"
             )
-
-
-def _is_healthy(info: ServerInfo) -> bool:
-    connection = http.client.HTTPConnection(info.ip, info.port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

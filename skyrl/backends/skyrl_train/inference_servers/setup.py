@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 import secrets
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skyrl.backends.skyrl_train.cluster import cluster_device_type
+from skyrl.backends.skyrl_train.cluster import cluster_device_type, is_single_node
 from skyrl.backends.skyrl_train.inference_servers.common import (
     LOOPBACK,
     PORT_WINDOW,
     get_node_ip,
-    is_single_node,
 )
 from skyrl.backends.skyrl_train.inference_servers.health import ServerHealth
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
@@ -63,20 +63,25 @@ class InferenceServerSetup:
     supervisor: ServerSupervisor | None = None
 
     def shutdown(self) -> None:
-        """Stop router and servers and give their GPUs back; again does nothing."""
+        """Stop router and servers and give their GPUs back, each also when another fails; again does nothing."""
         supervisor, self.supervisor = self.supervisor, None
-        if supervisor is not None:
-            supervisor.stop()
-        if self.router is not None:
-            self.router.shutdown()
-        for group in self.server_groups:
-            group.shutdown()
         own_group, self.placement_group = self.placement_group, None
-        if own_group is not None:
-            import ray
+        with ExitStack() as steps:  # runs the last one first
+            if own_group is not None:
+                steps.callback(_give_back, own_group)
+            for group in reversed(self.server_groups):
+                steps.callback(group.shutdown)
+            if self.router is not None:
+                steps.callback(self.router.shutdown)
+            if supervisor is not None:
+                steps.callback(supervisor.stop)
 
-            if ray.is_initialized():
-                ray.util.remove_placement_group(own_group)
+
+def _give_back(placement_group: Any) -> None:
+    import ray
+
+    if ray.is_initialized():
+        ray.util.remove_placement_group(placement_group)
 
 
 def create_inference_servers(
@@ -129,20 +134,26 @@ def build_new_inference_client(
 ) -> tuple[RemoteInferenceClient, InferenceServerSetup]:
     """Servers by ``create_inference_servers``, and a client for them; the caller shuts the setup down.
 
-    Blocks until the servers are healthy; run it in a thread to start trainers meanwhile.
+    Blocks until the servers are healthy; run it in a thread to start trainers meanwhile. When it raises, nothing is
+    left running.
     """
     ie_cfg = cfg.generator.inference_engine
     setup = create_inference_servers(ie_cfg, build_vllm_cli_args(cfg), cfg.trainer.log_path, placement_group)
-    client = RemoteInferenceClient(
-        proxy_url=setup.proxy_url,
-        server_urls=setup.server_urls,
-        data_parallel_size=_servers_per_engine(ie_cfg, len(setup.server_urls)),
-        model_name=resolve_policy_model_name(cfg),
-        tokenizer=tokenizer,
-        access_token=setup.access_token,
-        control_timeout_s=ie_cfg.control_timeout_s,
-        health=setup.health,
-    )
+    try:
+        client = RemoteInferenceClient(
+            proxy_url=setup.proxy_url,
+            server_urls=setup.server_urls,
+            data_parallel_size=_servers_per_engine(ie_cfg, len(setup.server_urls)),
+            model_name=resolve_policy_model_name(cfg),
+            tokenizer=tokenizer,
+            access_token=setup.access_token,
+            control_timeout_s=ie_cfg.control_timeout_s,
+            trajectory_timeout_s=cfg.generator.trajectory_timeout_s,
+            health=setup.health,
+        )
+    except BaseException:
+        setup.shutdown()
+        raise
     return client, setup
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import ray
 
-from skyrl.backends.skyrl_train.inference_servers.health import ServerHealth
+from skyrl.backends.skyrl_train.inference_servers.health import ServerHealth, answers_health
 
 logger = logging.getLogger(__name__)
 
 WATCH_POLL_S = 0.5
 HEALTH_INTERVAL_S = 10.0
 MAX_MISSES = 3
+JOIN_TIMEOUT_S = 2.0
+"""A thread that hangs in a health request ends by itself when the request does, and records nothing more."""
 
 
 class ServerSupervisor:
@@ -50,9 +50,10 @@ class ServerSupervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; call it before the servers are stopped."""
+        """End the watch, in bounded time; call it before the servers are stopped."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         next_poll = time.monotonic() + self._interval_s
@@ -64,6 +65,8 @@ class ServerSupervisor:
                 self._record_end(ref)
             if time.monotonic() >= next_poll:
                 for url in list(self._watches.values()):
+                    if self._stop.is_set():
+                        return
                     self._poll(url)
                 next_poll = time.monotonic() + self._interval_s
 
@@ -80,7 +83,7 @@ class ServerSupervisor:
             self._mark(url, reason)
 
     def _poll(self, url: str) -> None:
-        if _answers(url, self._interval_s):
+        if answers_health(url, self._interval_s):
             self._misses[url] = 0
             return
         self._misses[url] += 1
@@ -91,15 +94,3 @@ class ServerSupervisor:
     def _mark(self, url: str, reason: str) -> None:
         logger.error("Inference server %s died: %s", url, reason)
         self._health.mark_dead(url, reason)
-
-
-def _answers(url: str, timeout_s: float) -> bool:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

@@ -67,6 +67,12 @@ class EngineThread(threading.Thread):
             os.write(self._end_signal, b"\0")
             os.close(self._end_signal)
 
+    def close(self) -> None:
+        """Close ``sentinel`` of a thread that has ended, when nobody needs to watch it any more; again does nothing."""
+        ended, self._ended = self._ended, -1
+        if ended >= 0:
+            os.close(ended)
+
     def terminate(self) -> None:
         """Ask the engine core to stop."""
         handler = self.handlers.get(signal.SIGTERM)
@@ -87,6 +93,15 @@ class EngineThreads:
         thread = EngineThread(target, name, kwargs)
         self._threads.append(thread)
         return thread
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the threads to end and close their sentinels; one that still runs then keeps its own."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+            if not thread.is_alive():
+                thread.close()
 
     def failure(self) -> BaseException | None:
         """What ended an engine thread, if one failed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import logging
 import signal
 import socket
@@ -18,6 +17,8 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from skyrl.backends.skyrl_train.inference_servers import vllm_engine_process
+from skyrl.backends.skyrl_train.inference_servers.common import LOOPBACK, ServerInfo
+from skyrl.backends.skyrl_train.inference_servers.health import START_TIMEOUT_KEY, answers_health
 from skyrl.backends.skyrl_train.inference_servers.vllm_engine_process import EngineThreads
 from skyrl.errors import ConfigError, DeadlineError, InferenceError
 
@@ -27,7 +28,8 @@ ServerMode = Literal["embedded", "process"]
 """``embedded``: the engine core is a thread of the server's process; ``process``: vLLM's own layout."""
 
 HEALTH_POLL_S = 0.05
-START_TIMEOUT_KEY = "SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S"
+ENGINE_END_TIMEOUT_S = 2.0
+FRONT_END_LOGGER = "vllm.v1.engine.async_llm"
 
 
 class VLLMServer:
@@ -52,11 +54,6 @@ class VLLMServer:
         self._engine_threads: EngineThreads | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-server", daemon=True)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the server's thread has not ended."""
-        return self._thread.is_alive()
-
     def start(self) -> None:
         """Begin to start; returns at once."""
         self._thread.start()
@@ -69,7 +66,8 @@ class VLLMServer:
             DeadlineError: It did not answer in time.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._answers_health():
+        url = ServerInfo(self._args.host or LOOPBACK, self._args.port).url
+        while not answers_health(url):
             if self._ended.wait(HEALTH_POLL_S):
                 raise self._error("ended while starting")
             if time.monotonic() > deadline:
@@ -97,11 +95,16 @@ class VLLMServer:
         """Stop gracefully: running requests are aborted, the engine ends, the port is free. True when done in time."""
         self._stopping.set()
         deadline = time.monotonic() + timeout_s
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            loop = self._loop
-            if loop is not None:
-                loop.deliver(signal.SIGTERM)
-            self._thread.join(0.2)
+        front_end = logging.getLogger(FRONT_END_LOGGER)
+        front_end.addFilter(is_no_expected_end)
+        try:
+            while self._thread.is_alive() and time.monotonic() < deadline:
+                loop = self._loop
+                if loop is not None:
+                    loop.deliver(signal.SIGTERM)
+                self._thread.join(0.2)
+        finally:
+            front_end.removeFilter(is_no_expected_end)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -114,6 +117,8 @@ class VLLMServer:
         finally:
             self._socket.close()
             self._ended.set()
+            if self._engine_threads is not None:
+                self._engine_threads.close(ENGINE_END_TIMEOUT_S)
 
     def _make_loop(self) -> asyncio.AbstractEventLoop:
         self._loop = _ServerLoop.create()
@@ -131,16 +136,6 @@ class VLLMServer:
         set_ulimit()
         await api_server.run_server_worker(f"http://{self._address()}", self._socket, self._args)
 
-    def _answers_health(self) -> bool:
-        connection = http.client.HTTPConnection(self._args.host or "127.0.0.1", self._args.port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
-
     def _address(self) -> str:
         return f"{self._args.host}:{self._args.port}"
 
@@ -151,6 +146,12 @@ class VLLMServer:
         error = InferenceError(f"vLLM server at {self._address()} ({self._mode} mode) {what}: {reason}")
         error.__cause__ = cause
         return error
+
+
+def is_no_expected_end(record: logging.LogRecord) -> bool:
+    """Log filter while a server is stopped: vLLM's front end then reports its engine as dead, with a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ != "EngineDeadError"
 
 
 class _ServerLoop:

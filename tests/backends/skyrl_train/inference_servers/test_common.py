@@ -11,11 +11,6 @@ def test_urls_of_both_address_families():
     assert common.ServerInfo("::1", 80).url == "http://[::1]:80"
 
 
-def test_an_open_port_can_be_bound():
-    with socket.socket() as sock:
-        sock.bind((common.LOOPBACK, common.get_open_port()))
-
-
 def test_reserved_ports_are_distinct_and_skip_taken_ones():
     start = 23100
     first, kept = common.find_and_reserve_port(start)

@@ -52,6 +52,27 @@ async def test_shutdown_frees_the_port_and_is_idempotent():
         assert is_gone(process_id)
 
 
+def test_a_child_that_survives_sigkill_is_reported_and_not_waited_for(monkeypatch, caplog):
+    class Stuck:
+        pid, stdin = 77, None
+        asked: list[str] = []  # noqa: RUF012
+
+        def terminate(self):
+            self.asked.append("terminate")
+
+        def kill(self):
+            self.asked.append("kill")
+
+        def wait(self, timeout):
+            raise subprocess.TimeoutExpired("router", timeout)
+
+    stuck = VLLMRouter({})
+    stuck._process = Stuck()
+    stuck.shutdown()
+    assert Stuck.asked == ["terminate", "kill"]
+    assert "process 77" in caplog.text
+
+
 def test_shutdown_before_start_does_nothing():
     VLLMRouter({}).shutdown()
 

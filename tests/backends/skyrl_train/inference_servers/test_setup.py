@@ -4,7 +4,11 @@ from typing import Any
 import pytest
 
 from skyrl.backends.skyrl_train.inference_servers import setup as module
-from skyrl.backends.skyrl_train.inference_servers.setup import build_new_inference_client, create_inference_servers
+from skyrl.backends.skyrl_train.inference_servers.setup import (
+    InferenceServerSetup,
+    build_new_inference_client,
+    create_inference_servers,
+)
 from skyrl.config.inference_engine import InferenceEngineConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, InferenceError
@@ -85,10 +89,46 @@ def test_the_client_of_external_servers_knows_name_and_deadline(monkeypatch):
     engine = cfg.generator.inference_engine
     engine.external_server_urls, engine.served_model_name = ["http://a/", "http://b"], "policy"
     engine.control_timeout_s, engine.data_parallel_size = 5.0, 2
+    cfg.generator.trajectory_timeout_s = 7.0
     monkeypatch.setattr(module, "build_vllm_cli_args", lambda cfg: ARGS)
     client, made = build_new_inference_client(cfg, tokenizer="tok")
-    assert (client.model_name, client.control_timeout_s, client.tokenizer) == ("policy", 5.0, "tok")
+    assert (client.model_name, client.tokenizer) == ("policy", "tok")
+    assert (client.control_timeout_s, client.trajectory_timeout_s) == (5.0, 7.0)
     assert (client.server_urls, client.data_parallel_size) == (["http://a", "http://b"], 2)
     assert made.health is None
     engine.external_server_urls, engine.external_proxy_url = None, "http://p"
     assert build_new_inference_client(cfg, tokenizer=None)[0].data_parallel_size == 1
+
+
+class RecordedGroup:
+    """Stands for ``ServerGroup``."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.stopped = fails, 0
+
+    def shutdown(self) -> None:
+        self.stopped += 1
+        if self.fails:
+            raise OSError("group")
+
+
+def test_everything_is_stopped_although_something_fails_to_stop():
+    class BrokenRouter(RecordedRouter):
+        def shutdown(self) -> None:
+            raise OSError("router")
+
+    groups = [RecordedGroup(), RecordedGroup(fails=True), RecordedGroup()]
+    made = InferenceServerSetup(router=BrokenRouter({}, ""), server_groups=groups)
+    with pytest.raises(OSError, match="group"):
+        made.shutdown()
+    assert [group.stopped for group in groups] == [1, 1, 1]
+
+
+def test_a_client_that_cannot_be_made_stops_the_servers(routers, monkeypatch):
+    cfg = SkyRLTrainConfig()
+    engine = cfg.generator.inference_engine
+    engine.external_server_urls, engine.data_parallel_size = ["http://a", "http://b", "http://c"], 2
+    monkeypatch.setattr(module, "build_vllm_cli_args", lambda cfg: ARGS)
+    with pytest.raises(ValueError, match="data_parallel_size=2"):
+        build_new_inference_client(cfg, tokenizer=None)
+    assert routers[0].stopped

@@ -34,6 +34,21 @@ def test_the_end_of_the_thread_is_an_exit_code_and_a_readable_sentinel(error, co
     assert select.select([thread.sentinel], [], [], 0)[0]
     assert thread.exitcode == code
     assert threads.failure() is (error if isinstance(error, RuntimeError) else None)
+    read_end = thread.sentinel
+    for _ in range(2):
+        threads.close(timeout_s=1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read_end)
+
+
+def test_a_thread_that_still_runs_keeps_its_sentinel():
+    release = threading.Event()
+    threads, thread = run(release.wait)
+    threads.close(timeout_s=0.01)
+    os.fstat(thread.sentinel)
+    release.set()
+    threads.close(timeout_s=5)
+    assert thread.sentinel == -1
 
 
 def test_terminate_calls_the_handler_that_the_thread_asked_for():
