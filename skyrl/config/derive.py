@@ -16,6 +16,7 @@ from skyrl.config.megatron import DEFAULT_OPTIMIZER_KWARGS, DEFAULT_TRANSFORMER_
 from skyrl.config.roles import FSDPConfig, MixedPrecisionConfig, ModelConfig
 from skyrl.config.trainer import TrainerConfig
 from skyrl.env_vars import SKYRL_DISABLE_SPEC
+from skyrl.utils.storage import is_cloud_path
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +27,6 @@ TRAIN_SOURCES = {
     "generator.eval_sampling_params.max_generate_length": "generator.sampling_params.max_generate_length",
 }
 """Keys of an RL run that take another key's value unless they are set."""
-
-
-def is_cloud_path(path: str) -> bool:
-    """Whether a path names a bucket, such as ``s3://runs/1``."""
-    return "://" in path
 
 
 def derive_data(data: DataConfig) -> None:

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Scheme -> the extra whose package serves it.
 _CLOUD_EXTRAS = {"s3": "aws", "gs": "gcp", "gcs": "gcp", "az": "azure", "abfs": "azure", "abfss": "azure"}
+CLOUD_SCHEMES = tuple(_CLOUD_EXTRAS)
+"""Schemes of bucket paths, without ``://``."""
 _EXPIRED_TOKEN_CODES = ("ExpiredToken", "RequestExpired", "InvalidToken")
 
 

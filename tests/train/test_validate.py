@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -274,6 +276,14 @@ def test_wandb_needs_its_key_and_console_needs_none():
             check_loggers(loggers, environ={})
     with pytest.raises(ConfigError, match="did you mean tensorboard"):
         check_loggers("tensorbord", environ={})
+
+
+@pytest.mark.parametrize("spec", [None, ModuleSpec("mlflow", None, is_package=True)])  # absent; a folder of that name
+def test_a_tracker_needs_its_package(monkeypatch, spec):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    check_loggers("console")
+    with pytest.raises(ConfigError, match=r"trainer\.logger=mlflow needs the package 'mlflow'.*pip install mlflow"):
+        check_loggers(["console", "mlflow"])
 
 
 def async_config(workers: int) -> SkyRLTrainConfig:

@@ -6,22 +6,28 @@ import os
 from pathlib import Path
 
 from skyrl.config.data import DataConfig
-from skyrl.config.derive import is_cloud_path
 from skyrl.config.rules.batches import uses_critic, uses_ref
 from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError, DatasetError, ModelLoadError
+from skyrl.utils.storage import CLOUD_SCHEMES, is_cloud_path
 
 _DATA_SUFFIXES = (".parquet", ".json", ".jsonl")
 _LOCAL_STARTS = ("/", "./", "../", "~")
 
 
 def check_data_files(data: DataConfig, *, train: bool = True, evaluate: bool = True) -> None:
-    """Raise DatasetError for a local data file that does not exist; buckets and hub names are left alone."""
+    """Check local data files and the schemes of others; buckets and hub names are left alone.
+
+    Raises:
+        DatasetError: a local file does not exist.
+        ConfigError: a path has an unknown scheme.
+    """
     used = [("data.train_data", data.train_data)] if train else []
     if evaluate:
         used.append(("data.val_data", data.val_data or []))
     for key, paths in used:
         for path in paths:
+            _require_known_scheme(key, path)
             is_local = path.endswith(_DATA_SUFFIXES) or path.startswith(_LOCAL_STARTS)
             if is_local and not is_cloud_path(path) and not Path(path).expanduser().exists():
                 raise DatasetError(f"{key}: {path} does not exist; run the recipe's data script or correct the path")
@@ -59,6 +65,7 @@ def check_output_folders(trainer: TrainerConfig) -> None:
     if trainer.ckpt_interval > 0:
         used["trainer.ckpt_path"] = trainer.ckpt_path
     for key, path in used.items():
+        _require_known_scheme(key, path)
         if is_cloud_path(path):
             continue
         existing = next(parent for parent in [Path(path).absolute(), *Path(path).absolute().parents] if parent.exists())
@@ -66,6 +73,18 @@ def check_output_folders(trainer: TrainerConfig) -> None:
             raise ConfigError(f"{key}={path}: {existing} is a file, not a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"{key}={path}: {existing} cannot be written; choose another folder")
-    resume = trainer.resume_path
-    if trainer.resume_mode == "from_path" and resume and not is_cloud_path(resume) and not Path(resume).is_dir():
-        raise ConfigError(f"trainer.resume_path={resume} does not exist; give the folder of a checkpoint")
+    if trainer.resume_mode == "from_path" and trainer.resume_path:
+        _check_resume_path(trainer.resume_path)
+
+
+def _check_resume_path(path: str) -> None:
+    _require_known_scheme("trainer.resume_path", path)
+    if not is_cloud_path(path) and not Path(path).is_dir():
+        raise ConfigError(f"trainer.resume_path={path} does not exist; give the folder of a checkpoint")
+
+
+def _require_known_scheme(key: str, path: str) -> None:
+    """A path such as ``hdfs://a`` would name a local folder otherwise."""
+    if "://" in path and not is_cloud_path(path):
+        known = ", ".join(f"{scheme}://" for scheme in CLOUD_SCHEMES)
+        raise ConfigError(f"{key}={path}: unknown scheme; must be a local path or start with one of {known}")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 
 from skyrl.config.data import DataConfig
-from skyrl.config.derive import is_cloud_path
 from skyrl.config.roles import FSDPConfig, OptimizerConfig, TorchProfilerConfig
 from skyrl.config.rules.batches import uses_critic, uses_ref
 from skyrl.config.rules.choices import require_at_least, require_choice, require_positive
 from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
+from skyrl.utils.storage import is_cloud_path
 
 LOGGERS = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 _SCHEDULERS = (
@@ -162,18 +163,29 @@ def check_data(data: DataConfig) -> None:
 
 
 def check_loggers(loggers: object, environ: Mapping[str, str] = os.environ) -> None:
-    """Check the trackers' names, and that W&B can log in.
+    """Check the trackers' names, that their packages are installed, and that W&B can log in.
 
     Raises:
-        ConfigError: a tracker is unknown, or ``WANDB_API_KEY`` is missing.
+        ConfigError: a tracker is unknown, its package or ``WANDB_API_KEY`` is missing.
     """
     names = [loggers] if isinstance(loggers, str) else loggers
     if not isinstance(names, list | tuple):
         raise ConfigError(f"trainer.logger={loggers}: must be a name or a list of names from {', '.join(LOGGERS)}")
     for name in names:
         require_choice("trainer.logger", name, LOGGERS)
+        if name != "console" and not _is_installed(name):
+            raise ConfigError(
+                f"trainer.logger={name} needs the package {name!r}, which is not installed: pip install {name}, "
+                "or use trainer.logger=console"
+            )
     offline = environ.get("WANDB_MODE", "") in {"offline", "disabled", "dryrun"}
     if "wandb" in names and not environ.get("WANDB_API_KEY") and not offline:
         raise ConfigError(
             "trainer.logger=wandb needs the environment variable WANDB_API_KEY; set it, or use trainer.logger=console"
         )
+
+
+def _is_installed(package: str) -> bool:
+    """Look for a package without importing it; a mere folder of its name, such as the runs in ``./wandb``, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None

@@ -77,3 +77,18 @@ def test_a_checkpoint_to_resume_from_must_exist(tmp_path: Path):
     trainer.resume_mode, trainer.resume_path = "from_path", str(tmp_path / "global_step_3")
     with pytest.raises(ConfigError, match=r"trainer\.resume_path=.* does not exist"):
         check_output_folders(trainer)
+
+
+def test_an_unknown_scheme_is_refused_with_the_known_ones():
+    cfg = SkyRLTrainConfig()
+    cfg.trainer.ckpt_path = "hdfs://runs/1"
+    with pytest.raises(ConfigError, match=r"trainer\.ckpt_path=hdfs://runs/1: unknown scheme.*s3://, gs://"):
+        check_output_folders(cfg.trainer)
+    cfg.trainer.ckpt_path = "S3://runs/1"
+    check_output_folders(cfg.trainer)
+    cfg.trainer.resume_mode, cfg.trainer.resume_path = "from_path", "ftp://runs/global_step_1"
+    with pytest.raises(ConfigError, match=r"trainer\.resume_path=ftp://"):
+        check_output_folders(cfg.trainer)
+    cfg.data.train_data = ["hf://datasets/x.parquet"]
+    with pytest.raises(ConfigError, match=r"data\.train_data=hf://"):
+        check_data_files(cfg.data)
