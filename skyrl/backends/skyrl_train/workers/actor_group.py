@@ -84,8 +84,8 @@ class PPORayActorGroup:
         self._dp_size: int | None = None
         self.actor_infos: list[ActorInfo] = []
         self._handles: list[Any] = []
-        self._place(pg, colocate_all, num_nodes)
         try:
+            self._place(pg, colocate_all, num_nodes)
             self._start()
         except BaseException:
             self.shutdown()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -68,18 +69,20 @@ class ModelGroups:
             WorkerError, DeadlineError: A rank failed or took too long.
         """
         dispatch = WorkerDispatch(cfg, self.policy, self.critic, self.ref, client)
-        paths = model_paths(cfg)
-        if cluster.cluster_device_type() == "cuda" and cfg.trainer.placement.colocate_all:
-            for role, group in self.by_role().items():
-                dispatch.init_model(role, paths[role], scheduler_steps(cfg, role, total_training_steps))
-                group.offload_to_cpu()
+        paths, groups = model_paths(cfg), self.by_role()
+
+        def load_role(role: str) -> None:
+            dispatch.init_model(role, paths[role], scheduler_steps(cfg, role, total_training_steps))
+
+        def load_in_turn(roles: list[str]) -> None:
+            for role in roles:
+                load_role(role)
+                groups[role].offload_to_cpu()
                 dispatch.mark_as_offloaded(role)
-            return dispatch
+
+        sharing = _roles_that_share_gpus(cfg, list(groups))
         _at_once(
-            [
-                _loader(dispatch, role, paths[role], scheduler_steps(cfg, role, total_training_steps))
-                for role in self.by_role()
-            ]
+            [partial(load_in_turn, sharing), *(partial(load_role, role) for role in groups if role not in sharing)]
         )
         return dispatch
 
@@ -92,14 +95,36 @@ class ModelGroups:
             self.shared_pg = None
 
 
-def _loader(dispatch: WorkerDispatch, role: str, path: str, steps: int | None) -> Callable[[], None]:
-    return lambda: dispatch.init_model(role, path, steps)
+def _roles_that_share_gpus(cfg: SkyRLTrainConfig, roles: list[str]) -> list[str]:
+    """Those of the roles that take turns on their GPUs, in the order given; none on a CPU."""
+    placement = cfg.trainer.placement
+    if cluster.cluster_device_type() != "cuda":
+        return []
+    if placement.colocate_all:
+        return roles
+    pair = placement.colocate_policy_ref and "ref" in roles
+    return [role for role in roles if role in {"ref", "policy"}] if pair else []
 
 
-def _at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+def _at_once(calls: list[Callable[[], None]]) -> None:
     """Run blocking calls in threads; the first error is raised after all have ended."""
-    with ThreadPoolExecutor(max(1, len(calls)), thread_name_prefix="build-models") as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+    with ThreadPoolExecutor(len(calls), thread_name_prefix="build-models") as pool:
+        futures = [pool.submit(call) for call in calls]
+    for future in futures:
+        future.result()
+
+
+def _start_all(starts: dict[str, Callable[[], PPORayActorGroup]]) -> dict[str, PPORayActorGroup]:
+    """Start groups at once; if one cannot start, those that did are shut down before its error is raised."""
+    with ThreadPoolExecutor(len(starts), thread_name_prefix="start-models") as pool:
+        futures = {role: pool.submit(start) for role, start in starts.items()}
+    try:
+        return {role: future.result() for role, future in futures.items()}
+    except BaseException:
+        for future in futures.values():
+            if future.exception() is None:
+                future.result().shutdown()
+        raise
 
 
 def model_paths(cfg: SkyRLTrainConfig) -> dict[str, str]:
@@ -130,41 +155,72 @@ def start_models(
         ResourceError: Ray cannot place the ranks in time.
         WorkerError: A rank died at its start.
     """
-    algorithm, placement = cfg.trainer.algorithm, cfg.trainer.placement
+    wanted = _wanted_roles(cfg, roles)
+    shared_pg = _reserve_for_two(cfg) if "ref" in wanted else None
+    try:
+        starts = {
+            role: partial(_start_group, cfg, role, worker, shared_pg, colocate_pg) for role, worker in wanted.items()
+        }
+        started = _start_all(starts)
+    except BaseException:
+        if shared_pg is not None:
+            remove_placement_group(shared_pg)
+        raise
+    groups = ModelGroups(
+        policy=started["policy"], critic=started.get("critic"), ref=started.get("ref"), shared_pg=shared_pg
+    )
+    paths = model_paths(cfg)
+    try:
+        for role, group in groups.by_role().items():
+            # An error on a rank comes again, and is raised, when `load` asks for the same model.
+            groups._preloading += group.async_run_ray_method("pass_through", "load_weights", paths[role])
+    except BaseException:
+        groups.shutdown()
+        raise
+    return groups
+
+
+def _wanted_roles(cfg: SkyRLTrainConfig, roles: RoleClasses) -> dict[str, Any]:
+    """Worker class of each role that the run needs."""
+    algorithm = cfg.trainer.algorithm
     wanted = {"policy": roles.policy}
     if algorithm.use_kl_loss or algorithm.use_kl_in_reward:
         wanted["ref"] = roles.ref
     if cfg.trainer.critic.model.path is not None:
         wanted["critic"] = roles.critic
-    shared_pg = None
-    share_two = placement.colocate_policy_ref and not placement.colocate_all and "ref" in wanted
-    if share_two and cluster.cluster_device_type() == "cuda":
-        bundle = {"GPU": placement.policy_num_gpus_per_node, "CPU": placement.policy_num_gpus_per_node}
-        shared_pg = placement_group([bundle] * placement.policy_num_nodes, strategy="PACK")
-        get_ray_pg_ready_with_timeout(shared_pg)
+    return wanted
 
-    def start(role: str, worker: Any) -> Callable[[], PPORayActorGroup]:
-        pair = shared_pg is not None and role in {"policy", "ref"}
-        share = {"policy": POLICY_SHARE, "ref": REF_SHARE}[role] if pair else 1.0
-        return lambda: PPORayActorGroup(
-            cfg.trainer,
-            num_nodes=vars(placement)[f"{role}_num_nodes"],
-            num_gpus_per_node=vars(placement)[f"{role}_num_gpus_per_node"],
-            ray_actor_type=worker,
-            pg=shared_pg if pair else colocate_pg,
-            num_gpus_per_actor=share,
-            colocate_all=placement.colocate_all,
-            sequence_parallel_size=vars(cfg.trainer)[role].sequence_parallel_size,
-            record_memory=role == "policy" and cfg.trainer.policy.record_memory,
-            role=role,
-        )
 
-    started = dict(zip(wanted, _at_once([start(role, worker) for role, worker in wanted.items()]), strict=True))
-    groups = ModelGroups(
-        policy=started["policy"], critic=started.get("critic"), ref=started.get("ref"), shared_pg=shared_pg
+def _reserve_for_two(cfg: SkyRLTrainConfig) -> PlacementGroup | None:
+    """Reserve the GPUs that only policy and reference share; None where they share none, or share with all."""
+    placement = cfg.trainer.placement
+    if not placement.colocate_policy_ref or placement.colocate_all or cluster.cluster_device_type() != "cuda":
+        return None
+    bundle = {"GPU": placement.policy_num_gpus_per_node, "CPU": placement.policy_num_gpus_per_node}
+    group = placement_group([bundle] * placement.policy_num_nodes, strategy="PACK")
+    get_ray_pg_ready_with_timeout(group)
+    return group
+
+
+def _start_group(
+    cfg: SkyRLTrainConfig,
+    role: str,
+    worker: Any,
+    shared_pg: PlacementGroup | None,
+    colocate_pg: ResolvedPlacementGroup | None,
+) -> PPORayActorGroup:
+    placement = cfg.trainer.placement
+    pair = shared_pg is not None and role in {"policy", "ref"}
+    share = {"policy": POLICY_SHARE, "ref": REF_SHARE}[role] if pair else 1.0
+    return PPORayActorGroup(
+        cfg.trainer,
+        num_nodes=vars(placement)[f"{role}_num_nodes"],
+        num_gpus_per_node=vars(placement)[f"{role}_num_gpus_per_node"],
+        ray_actor_type=worker,
+        pg=shared_pg if pair else colocate_pg,
+        num_gpus_per_actor=share,
+        colocate_all=placement.colocate_all,
+        sequence_parallel_size=vars(cfg.trainer)[role].sequence_parallel_size,
+        record_memory=role == "policy" and cfg.trainer.policy.record_memory,
+        role=role,
     )
-    paths = model_paths(cfg)
-    for role, group in groups.by_role().items():
-        # An error here comes again, and is raised, when `load` asks for the same model.
-        groups._preloading += group.async_run_ray_method("pass_through", "load_weights", paths[role])
-    return groups
