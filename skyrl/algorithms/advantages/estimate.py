@@ -55,12 +55,7 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
         ConfigError: The name is unknown, or the estimator needs values and there are none.
         ValueError: A tensor has another shape than the rewards.
     """
-    function = AdvantageEstimatorRegistry.get(adv_estimator)
-    if values is None and AdvantageEstimatorRegistry.traits(adv_estimator).needs_values:
-        raise ConfigError(
-            f"trainer.algorithm.advantage_estimator={adv_estimator} needs a critic's values; set "
-            "trainer.critic.model.path, or choose an estimator without a critic such as grpo"
-        )
+    function = _estimator(adv_estimator, has_values=values is not None)
     offers: dict[str, Any] = {
         "token_level_rewards": token_level_rewards,
         "response_mask": response_mask,
@@ -77,12 +72,19 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
         "baseline_scores": baseline_scores,
         "reward_components": reward_components,
     }
-    for name, tensor in (offers | extras).items():
-        if name in {"response_mask", "values", "loss_mask"} and tensor is not None:
-            require_shape(name, tensor, "token_level_rewards", token_level_rewards)
-    _check_rows("index", len(index), token_level_rewards)
+    _check_shapes(token_level_rewards, index, response_mask=response_mask, values=values, loss_mask=loss_mask)
     with torch.no_grad():
         return _call(function, offers, extras, valid_rows)
+
+
+def _estimator(name: str, *, has_values: bool) -> AdvantageEstimator:
+    function = AdvantageEstimatorRegistry.get(name)
+    if not has_values and AdvantageEstimatorRegistry.traits(name).needs_values:
+        raise ConfigError(
+            f"trainer.algorithm.advantage_estimator={name} needs a critic's values; set "
+            "trainer.critic.model.path, or choose an estimator without a critic such as grpo"
+        )
+    return function
 
 
 def _call(
@@ -123,9 +125,12 @@ def _take(value: Any, rows: Tensor) -> Any:
     return value
 
 
-def _check_rows(name: str, length: int, rewards: Tensor) -> None:
-    if length != rewards.shape[0]:
-        raise ValueError(f"{name} has {length} entries but token_level_rewards has shape {tuple(rewards.shape)}")
+def _check_shapes(rewards: Tensor, index: Sequence[str] | np.ndarray, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            require_shape(name, tensor, "token_level_rewards", rewards)
+    if len(index) != rewards.shape[0]:
+        raise ValueError(f"index has {len(index)} entries but token_level_rewards has shape {tuple(rewards.shape)}")
 
 
 def normalize_advantages(

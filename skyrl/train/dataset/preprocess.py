@@ -72,21 +72,10 @@ def convert_prompts_responses_to_batch_tensors(
             "rollout_expert_indices cannot be trained on yet; set "
             "generator.inference_engine.enable_return_routed_experts=false"
         )
-    _require(len(prompts) > 0, "a batch needs at least one prompt")
-    _require(len(prompts) == len(responses), f"{len(prompts)} prompts but {len(responses)} responses")
-    response_lens = np.array([len(row) for row in responses], dtype=np.int64)
-    lengths = response_lens + np.array([len(row) for row in prompts], dtype=np.int64)
-    width, response_width = int(lengths.max()), int(response_lens.max())
-    _require(response_width > 0, "no row of the batch has a response token")
-    if max_seq_len is not None and width > max_seq_len:
-        logger.warning(
-            "The longest row has %d tokens, more than max_seq_len=%d; %d rows are longer",
-            width, max_seq_len, int((lengths > max_seq_len).sum()),
-        )  # fmt: skip
-
+    lengths, response_lens = _row_lengths(prompts, responses, max_seq_len)
     blocks = [part for pair in zip(prompts, responses, strict=True) for part in pair]
-    attention_mask = _right_aligned(lengths, width)
-    response_mask = _right_aligned(response_lens, response_width)
+    attention_mask = _right_aligned(lengths, int(lengths.max()))
+    response_mask = _right_aligned(response_lens, int(response_lens.max()))
     sequences = _place(blocks, attention_mask, np.int64, fill=pad_token_id)
     per_token = {"rewards": rewards, "loss_masks": loss_masks, "logprobs": logprobs}
     placed = {
@@ -103,6 +92,22 @@ def convert_prompts_responses_to_batch_tensors(
         placed.get("logprobs"),
         None,
     )
+
+
+def _row_lengths(prompts: TokenRows, responses: TokenRows, max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of each row and of its response; rows beyond max_seq_len cause a warning."""
+    _require(len(prompts) > 0, "a batch needs at least one prompt")
+    _require(len(prompts) == len(responses), f"{len(prompts)} prompts but {len(responses)} responses")
+    response_lens = np.array([len(row) for row in responses], dtype=np.int64)
+    lengths = response_lens + np.array([len(row) for row in prompts], dtype=np.int64)
+    width = int(lengths.max())
+    _require(int(response_lens.max()) > 0, "no row of the batch has a response token")
+    if max_seq_len is not None and width > max_seq_len:
+        logger.warning(
+            "The longest row has %d tokens, more than max_seq_len=%d; %d rows are longer",
+            width, max_seq_len, int((lengths > max_seq_len).sum()),
+        )  # fmt: skip
+    return lengths, response_lens
 
 
 def _right_aligned(lengths: np.ndarray, width: int) -> np.ndarray:

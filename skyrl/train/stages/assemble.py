@@ -45,6 +45,23 @@ def assemble(
     if len(uids) != len(responses):
         raise AssertionError(f"{len(uids)} uids but {len(responses)} rollouts")
     valid_rows = _valid_rows(output, len(responses))
+    batch = _columns(output, valid_rows, pad_token_id, max_seq_len)
+    batch.metadata = {
+        "uids": list(uids),
+        "response_length": batch["response_mask"].shape[1],
+        "avg_response_length": sum(map(len, responses)) / len(responses),
+    }
+    is_last_step = output.get("is_last_step")
+    if is_last_step is not None:
+        batch.metadata["is_last_step"] = list(is_last_step)
+    return batch
+
+
+def _columns(
+    output: GeneratorOutput, valid_rows: torch.Tensor, pad_token_id: int, max_seq_len: int | None
+) -> TrainingInputBatch:
+    """Make the tensors of a batch; a failed row's rewards and loss mask are 0."""
+    responses = output["response_ids"]
     sequences, attention_mask, response_mask, rewards, loss_mask, logprobs, _ = (
         convert_prompts_responses_to_batch_tensors(
             pad_token_id,
@@ -69,14 +86,6 @@ def assemble(
     )
     if logprobs is not None:
         batch["rollout_logprobs"] = logprobs
-    batch.metadata = {
-        "uids": list(uids),
-        "response_length": response_mask.shape[1],
-        "avg_response_length": sum(map(len, responses)) / len(responses),
-    }
-    is_last_step = output.get("is_last_step")
-    if is_last_step is not None:
-        batch.metadata["is_last_step"] = list(is_last_step)
     return batch
 
 

@@ -12,6 +12,7 @@ import torch
 from skyrl.algorithms.loss_reduction import compute_loss_weights
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.workers.dispatch import WorkerDispatch
+from skyrl.backends.skyrl_train.workers.metrics import reduce_metrics
 from skyrl.config.trainer import TrainerConfig
 from skyrl.utils.timing import Timer
 
@@ -118,18 +119,11 @@ def old_gap_from_update(status: dict[str, float]) -> dict[str, float]:
 
 
 def reduce_steps(seen: dict[str, list[float]]) -> dict[str, float]:
-    """Reduce a metric over optimizer steps: `_max` by max, `_min` by min, the rest by the mean.
+    """Reduce metrics over optimizer steps as `reduce_metrics` does.
 
     The standard deviation of the log-prob gap comes from its first two moments.
     """
-    reduced: dict[str, float] = {}
-    for key, values in seen.items():
-        if key.endswith("_max"):
-            reduced[key] = max(values)
-        elif key.endswith("_min"):
-            reduced[key] = min(values)
-        else:
-            reduced[key] = sum(values) / len(values)
+    reduced = reduce_metrics(seen)
     gap = "minibatch_rollout_logprobs_abs_diff"
     square = reduced.pop(f"{gap}_sq_mean", None)
     if square is not None:

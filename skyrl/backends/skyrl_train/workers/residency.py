@@ -39,10 +39,6 @@ class ResidencyTable:
         self._groups = dict(groups)
         self._resident: dict[str, Parts] = {}
 
-    def is_managed(self, role: str) -> bool:
-        """Whether the role's parts ever move."""
-        return role in self._groups
-
     def resident(self, role: str) -> Parts:
         """What of the role is on the device."""
         return self._resident.get(role, Parts())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,21 @@ PLAIN_HEAD_MODELS = frozenset(
 def position_ids_of(attention_mask: Tensor) -> Tensor:
     """Positions that start at 0 with the first real token of each row; padding gets 1."""
     return (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedTokens:
+    """Positions whose hidden state predicts a wanted token, and that token, all [wanted]."""
+
+    rows: Tensor
+    columns: Tensor
+    labels: Tensor
+    num_actions: int
+    """Width of the response part."""
+
+    def flat(self, width: int) -> Tensor:
+        """Indices into a flattened [batch, width]."""
+        return self.rows * width + self.columns
 
 
 class HFModelWrapper(nn.Module):
@@ -119,39 +135,48 @@ class HFModelWrapper(nn.Module):
         """
         temperature = self.temperature if temperature is None else temperature
         rows, columns = _wanted_positions(attention_mask, num_actions, response_mask)
-        labels = sequences[rows, columns + 1]
+        options = {"with_entropy": compute_entropy, "entropy_grad": entropy_requires_grad}
         inputs = {
             "input_ids": sequences,
             "attention_mask": attention_mask,
             "position_ids": position_ids_of(attention_mask),
             "use_cache": False,
         }
-        options = {"with_entropy": compute_entropy, "entropy_grad": entropy_requires_grad}
-        flat = rows * sequences.shape[1] + columns
-        if self._plain_head:
-            hidden = self.model.base_model(**inputs).last_hidden_state
-            head = self.model.get_output_embeddings()
-            chosen = hidden.flatten(0, 1).index_select(0, flat)
-            logprobs, entropy = head_logprobs(
-                chosen,
-                head.weight,
-                head.bias,
-                labels,
-                temperature=temperature,
-                chunk_tokens=self.chunk_tokens,
-                **options,
-            )
-        else:
-            kept = min(num_actions + 1, sequences.shape[1])
-            logits = self.model(**inputs, logits_to_keep=kept).logits
-            local = rows * kept + columns - (sequences.shape[1] - kept)
-            chosen = logits.flatten(0, 1).index_select(0, local) / temperature
-            logprobs, entropy = logprobs_and_entropy_from_logits(
-                chosen, labels, chunk_size=self.chunk_tokens, **options
-            )
+        wanted = WantedTokens(rows, columns, sequences[rows, columns + 1], num_actions)
+        score = self._score_by_head if self._plain_head else self._score_by_logits
+        logprobs, entropy = score(inputs, wanted, temperature, options)
+        flat = wanted.flat(sequences.shape[1])
         whole = _scatter(logprobs, flat, sequences.shape)
         result = last_predictions(whole, num_actions)
         return (result, {"entropy": _scatter(entropy, flat, sequences.shape)}) if return_output else result
+
+    def _score_by_head(
+        self, inputs: Mapping[str, Any], wanted: WantedTokens, temperature: float, options: Mapping[str, bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropy at the wanted positions, with the output head applied there only."""
+        hidden = self.model.base_model(**inputs).last_hidden_state
+        head = self.model.get_output_embeddings()
+        chosen = hidden.flatten(0, 1).index_select(0, wanted.flat(hidden.shape[1]))
+        return head_logprobs(
+            chosen,
+            head.weight,
+            head.bias,
+            wanted.labels,
+            temperature=temperature,
+            chunk_tokens=self.chunk_tokens,
+            **options,
+        )
+
+    def _score_by_logits(
+        self, inputs: Mapping[str, Any], wanted: WantedTokens, temperature: float, options: Mapping[str, bool]
+    ) -> tuple[Tensor, Tensor]:
+        """The same through the model's own forward pass, for heads that do more than a product."""
+        width = inputs["input_ids"].shape[1]
+        kept = min(wanted.num_actions + 1, width)
+        logits = self.model(**inputs, logits_to_keep=kept).logits
+        local = wanted.rows * kept + wanted.columns - (width - kept)
+        chosen = logits.flatten(0, 1).index_select(0, local) / temperature
+        return logprobs_and_entropy_from_logits(chosen, wanted.labels, chunk_size=self.chunk_tokens, **options)
 
 
 def _wanted_positions(attention_mask: Tensor, num_actions: int, response_mask: Tensor | None) -> tuple[Tensor, Tensor]:
