@@ -62,3 +62,14 @@ def test_the_examples_of_the_algorithm_page_run():
     assert advantages.tolist() == returns.tolist() == [[-1.0, -1.0], [1.0, 0.0]]
     value, _ = space["plain_reinforce"](torch.tensor([[-1.0, -2.0], [-3.0, -9.0]]), None, advantages, None, mask)
     assert value.item() == -1.0 - 2.0 + 3.0
+
+
+def test_the_page_of_metrics_names_every_number_of_a_sync_and_every_count_of_failures():
+    from skyrl.backends.skyrl_train.weight_sync.pipeline import SendReport
+    from skyrl.train.generators.skyrl_gym_generator import _failure_metrics
+
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    timed = re.findall(r'"(\w+_s)"', (ROOT / "skyrl/backends/skyrl_train/weight_sync/session.py").read_text())
+    names = [*(f"weight_sync/{name}" for name in {*vars(SendReport()), *timed}), *_failure_metrics([])]
+    names += ["policy/ess_rollout", "policy/grad_skipped", "critic/grad_skipped"]
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
