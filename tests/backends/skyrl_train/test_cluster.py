@@ -8,6 +8,7 @@ import pytest
 
 from skyrl.backends.skyrl_train import cluster
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import ResourceError
 
 
 def test_workers_get_the_users_environment_but_not_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +52,28 @@ def test_an_address_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch, tmp
     assert cluster._cluster_address() == "10.0.0.1:6379"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
     assert cluster._cluster_address() == "10.0.0.2:6379"
+
+
+def test_the_nodes_address_is_the_loopback_only_where_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"Alive": True}, {"Alive": False}]
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(cluster.ray.util, "get_node_ip_address", lambda: "[fd00::7]")
+    assert cluster.get_node_ip() == "127.0.0.1"
+    nodes.append({"Alive": True})
+    assert cluster.get_node_ip() == "fd00::7"
+
+
+def test_resources_are_asked_for_by_what_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = SkyRLTrainConfig()
+    cfg.trainer.placement.colocate_all = False
+    cfg.trainer.placement.policy_num_gpus_per_node = 8
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 1.0}}])
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"GPU": 1.0})
+    cluster.require_resources(cfg, trains=False)
+    with pytest.raises(ResourceError, match="policy_num_gpus_per_node=8"):
+        cluster.require_resources(cfg)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 1.2})
+    cluster.require_resources(cfg, trains=False)
+    with pytest.raises(ResourceError, match="ask for 10 processes"):
+        cluster.require_resources(cfg)  # policy 8, reference 1, engine 1
