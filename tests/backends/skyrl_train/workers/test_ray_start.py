@@ -66,7 +66,7 @@ def test_a_script_starts_ray_and_its_functions_reach_workers(tmp_path: Path) -> 
 def test_too_many_processes_are_refused_before_anything_waits(ray_cluster: Path, tiny_model: Path) -> None:
     cfg = make_cfg(tiny_model, ray_cluster, ranks=1000)
     assert cluster.cluster_device_type() == "cpu"
-    with pytest.raises(ResourceError, match="1001 training processes"):
+    with pytest.raises(ResourceError, match="ask for 1001 processes"):
         cluster.initialize_ray(cfg)
 
 
