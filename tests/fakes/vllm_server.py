@@ -39,6 +39,24 @@ class SharedServer:
         return RemoteInferenceClient(proxy_url=self.url, server_urls=[self.url], data_parallel_size=1, **options)
 
 
+async def push_start_weights(server: SharedServer) -> None:
+    """Give the shared server the weights of its model folder, whatever an earlier test left in it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from skyrl.backends.skyrl_train.weight_sync.session import WeightSyncSession
+    from skyrl.config.inference_engine import InferenceEngineConfig
+    from tests.fakes.weights import DictExtractor, SoloTrainer
+
+    model = AutoModelForCausalLM.from_pretrained(server.model_dir, dtype=torch.float32)
+    trainer = SoloTrainer(DictExtractor({name: tensor.detach() for name, tensor in model.named_parameters()}))
+    cfg = InferenceEngineConfig(model_dtype="float32", weight_sync_timeout_s=30.0)
+    async with server.make_client() as client:
+        session = WeightSyncSession(client, trainer, cfg, seed=0, device_type="cpu", colocated=False)
+        await session.push()
+    trainer.teardown_weight_sync()
+
+
 def server_config(model: Path, log_path: Path) -> Any:
     """A config whose engine is small enough for tests."""
     from skyrl.config.root import SkyRLTrainConfig

@@ -166,7 +166,9 @@ def test_a_server_that_dies_ends_the_batch_at_once_and_cleans_up(tokenizer, dete
 
 def test_a_death_is_told_before_the_failures_that_follow_from_it(tokenizer):
     def reply(call):
-        return Reply([], error=EngineDiedError("killed") if call.session == "p_2" else InferenceError("cut"))
+        if call.session == "p_2":
+            return Reply([], error=EngineDiedError("killed"))
+        return Reply([], error=InferenceError("cut"), delay_s=0.5)  # the transport waits for news of a death
 
     generator = make_generator(FakeInferenceEngine(reply, tokenizer), tokenizer, on_error="raise", max_attempts=1)
     with pytest.raises(EngineDiedError, match="killed"):

@@ -12,7 +12,7 @@ import torch
 
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
 from skyrl.errors import InferenceError, WeightSyncError
-from tests.fakes.vllm_server import MAX_BATCHED_TOKENS, SharedServer
+from tests.fakes.vllm_server import MAX_BATCHED_TOKENS, SharedServer, push_start_weights
 
 pytestmark = pytest.mark.vllm
 
@@ -39,6 +39,7 @@ def seeded(count: int, **params: Any) -> list[dict[str, Any]]:
 async def test_logprobs_are_those_of_the_model_at_the_sampling_temperature(client, vllm_server):
     from transformers import AutoModelForCausalLM
 
+    await push_start_weights(vllm_server)
     given = prompts(8, 15)
     output = await client.generate(
         {"prompt_token_ids": given, "sampling_params": seeded(8, temperature=0.7, min_tokens=0, ignore_eos=True)}
