@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,7 +114,7 @@ def _at_once(calls: list[Callable[[], None]]) -> None:
         future.result()
 
 
-def _start_all(starts: dict[str, Callable[[], PPORayActorGroup]]) -> dict[str, PPORayActorGroup]:
+def _start_all(starts: Mapping[str, Callable[[], PPORayActorGroup]]) -> dict[str, PPORayActorGroup]:
     """Start groups at once; if one cannot start, those that did are shut down before its error is raised."""
     with ThreadPoolExecutor(len(starts), thread_name_prefix="start-models") as pool:
         futures = {role: pool.submit(start) for role, start in starts.items()}
