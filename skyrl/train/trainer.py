@@ -140,7 +140,10 @@ class RayPPOTrainer:
         has_ref = groups.ref is not None
         self.score = ScoreStage(self.dispatch, self.cfg.trainer, has_critic=self.has_critic, has_ref=has_ref)
         self.update = UpdateStage(self.dispatch, self.cfg.trainer, has_critic=self.has_critic)
-        self.persist = PersistStage(self.dispatch, self.checkpoints, self.cfg.trainer, self.tokenizer, self.roles)
+        moving_ref = has_ref and self.cfg.trainer.update_ref_every_epoch
+        self.persist = PersistStage(
+            self.dispatch, self.checkpoints, self.cfg.trainer, self.tokenizer, self.roles, moving_ref=moving_ref
+        )
         self.sync = SyncStage(self.dispatch, self.inference_engine_client)
 
     async def init_weight_sync_state(self) -> None:

@@ -18,13 +18,22 @@ class PersistStage:
     """Writes and reads what a run needs to go on where it stopped."""
 
     def __init__(
-        self, dispatch: WorkerDispatch, manager: CheckpointManager, cfg: TrainerConfig, tokenizer: Any, roles: list[str]
+        self,
+        dispatch: WorkerDispatch,
+        manager: CheckpointManager,
+        cfg: TrainerConfig,
+        tokenizer: Any,
+        roles: list[str],
+        *,
+        moving_ref: bool = False,
     ) -> None:
         self._dispatch = dispatch
         self._manager = manager
         self._cfg = cfg
         self._tokenizer = tokenizer
         self._roles = roles
+        # A reference that follows the policy is state of the run; a fixed one is read from its own path.
+        self._stored_roles = [*roles, "ref"] if moving_ref else roles
 
     def save(self, state: TrainerState, dataloader_state: Mapping[str, Any] | None) -> str:
         """Write the checkpoint of `state.global_step` and delete those beyond `max_ckpts_to_keep`.
@@ -33,7 +42,7 @@ class PersistStage:
             CheckpointError: If it could not be written; the previous checkpoint stays the latest.
         """
         with self._manager.saving(state.global_step) as directory:
-            for role in self._roles:
+            for role in self._stored_roles:
                 self._dispatch.save_checkpoint(role, storage.join(directory, role), self._tokenizer)
             self._manager.save_state(directory, state, dataloader_state)
         self._manager.cleanup()
@@ -42,7 +51,7 @@ class PersistStage:
     def load(self, point: ResumePoint) -> tuple[TrainerState, dict[str, Any] | None]:
         """Load the roles' models, optimizers and schedulers; returns the controller's state and the loader's."""
         state = self._manager.load_state(point)
-        for role in self._roles:
+        for role in self._stored_roles:
             self._dispatch.load_checkpoint(role, storage.join(point.path, role))
         return state, self._manager.load_dataloader_state(point)
 

@@ -48,3 +48,16 @@ def test_exports_lie_beside_each_other_under_their_step(tmp_path):
     parent = tmp_path / "export" / "global_step_3"
     assert stage.export(3) == str(parent)
     assert dispatch.calls == [("save_hf_model", (role, str(parent / role))) for role in ROLES]
+
+
+def test_a_reference_that_follows_the_policy_is_stored_but_not_exported(tmp_path):
+    stage, dispatch, manager = make_stage(tmp_path)
+    moving = PersistStage(dispatch, manager, make_cfg(tmp_path).trainer, None, ROLES, moving_ref=True)
+    moving.save(TrainerState(global_step=1), None)
+    moving.load(manager.find_resume("latest"))
+    assert dispatch.loaded == [*ROLES, "ref"]
+    assert sorted(path.name for path in (tmp_path / "ckpt" / "global_step_1").iterdir() if path.is_dir()) == [
+        "critic",
+        "policy",
+        "ref",
+    ]

@@ -62,6 +62,7 @@ def save(
     from torch.distributed import checkpoint as dcp
 
     rng = _gather_rng()
+    failure: BaseException | None = None
     try:
         with storage.local_work_dir(ckpt_dir) as folder:
             tensors = os.path.join(folder, TENSORS)
@@ -77,9 +78,18 @@ def save(
                 }
                 torch.save(extra, os.path.join(folder, EXTRA))
                 _save_huggingface(os.path.join(folder, HUGGINGFACE), hf_model, tokenizer)
-    except (OSError, dcp.api.CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {ckpt_dir} could not be written: {_reason(error)}") from error
-    dist.barrier()
+    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:  # torch.save on a full disk: RuntimeError
+        failure = error
+    if not _all_succeeded(failure is None):
+        reason = "another rank failed" if failure is None else _reason(failure)
+        raise CheckpointError(f"checkpoint {ckpt_dir} could not be written: {reason}") from failure
+
+
+def _all_succeeded(succeeded: bool) -> bool:
+    """Whether every rank passed True. Collective: no rank waits for one that failed."""
+    flag = torch.tensor(int(succeeded))
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return bool(flag.item())
 
 
 def load(
