@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import skyrl_gym
 from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -21,6 +24,8 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 ENV = "digits"
 SIGNAL_VARIABLE = "SKYRL_TEST_SIGNAL"
 """`<signal number>:<step>`: send the driver a signal at that step's generation."""
+KILL_SERVER_VARIABLE = "SKYRL_TEST_KILL_SERVER"
+"""`<step>`: kill the inference server of this run while that step generates."""
 DRIVER_VARIABLE = "SKYRL_TEST_DRIVER"
 """Process id of the driver; travels to the controller."""
 
@@ -38,16 +43,28 @@ class DigitEnv(BaseTextEnv):
 
 
 class InterruptedGenerator(SkyRLGymGenerator):
-    """Sends the driver a signal instead of rolling out the given step."""
+    """Sends the driver a signal instead of rolling out the given step, or kills the server meanwhile."""
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
         """Compare the step."""
-        number, step = (int(part) for part in os.environ[SIGNAL_VARIABLE].split(":"))
+        number, signal_step = (int(part) for part in os.environ.get(SIGNAL_VARIABLE, "0:-1").split(":"))
         metadata = input_batch["batch_metadata"]
-        if metadata is not None and metadata.global_step == step:
+        step = 0 if metadata is None else metadata.global_step
+        if step == signal_step:
             os.kill(int(os.environ[DRIVER_VARIABLE]), number)
             await asyncio.sleep(60)
+        if step == int(os.environ.get(KILL_SERVER_VARIABLE, -1)):
+            asyncio.get_running_loop().call_later(0.3, kill_server)
         return await super().generate(input_batch, disable_tqdm)
+
+
+def kill_server() -> None:
+    """Kill the inference server actor of this run."""
+    for process in psutil.process_iter(["cmdline"]):
+        if "VLLMServerActor" in " ".join(process.info["cmdline"] or ()):
+            with suppress(psutil.Error):
+                if process.environ().get("SKYRL_LOG_FILE") == os.environ["SKYRL_LOG_FILE"]:
+                    process.kill()
 
 
 class DigitExp(BasePPOExp):
@@ -60,7 +77,7 @@ class DigitExp(BasePPOExp):
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
         """Take the generator that interrupts, where a signal is asked for."""
         generator = super().get_generator(cfg, tokenizer, inference_engine_client)
-        if SIGNAL_VARIABLE in os.environ:
+        if {SIGNAL_VARIABLE, KILL_SERVER_VARIABLE} & os.environ.keys():
             generator.__class__ = InterruptedGenerator
         return generator
 

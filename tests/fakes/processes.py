@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -31,3 +32,15 @@ def eventually(fact: Callable[[], bool], timeout_s: float = 15.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the processes of a run whose `trainer.log_path` lies in ``folder``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in process.environ().get("SKYRL_LOG_FILE", ""):
+                found.append(" ".join(process.cmdline())[:120])
+        except psutil.Error:
+            continue
+    return found

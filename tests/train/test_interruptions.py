@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from skyrl.train.utils.metrics_file import read_metrics
 from tests.fakes.digit_run import SIGNAL_VARIABLE, overrides
+from tests.fakes.processes import eventually, processes_of
 from tests.fakes.vllm_server import SharedServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -32,24 +31,9 @@ def run(server: SharedServer, folder: Path, *extra: str, interrupt: tuple[signal
         return subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, timeout=120).returncode
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of the processes whose environment names the run's folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in process.environ().get("SKYRL_LOG_FILE", ""):
-                found.append(" ".join(process.cmdline())[:120])
-        except psutil.Error:
-            continue
-    return found
-
-
 def assert_nothing_left(folder: Path) -> None:
     """Ray's processes may take some seconds to see that their driver is gone."""
-    deadline = time.monotonic() + 30
-    while processes_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert processes_of(folder) == []
+    assert eventually(lambda: not processes_of(folder), 30), processes_of(folder)
 
 
 def checkpoints(folder: Path) -> list[str]:

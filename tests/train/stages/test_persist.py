@@ -51,7 +51,7 @@ def test_exports_lie_beside_each_other_under_their_step(tmp_path):
 
 
 def test_a_reference_that_follows_the_policy_is_stored_but_not_exported(tmp_path):
-    stage, dispatch, manager = make_stage(tmp_path)
+    _, dispatch, manager = make_stage(tmp_path)
     moving = PersistStage(dispatch, manager, make_cfg(tmp_path).trainer, None, ROLES, moving_ref=True)
     moving.save(TrainerState(global_step=1), None)
     moving.load(manager.find_resume("latest"))
