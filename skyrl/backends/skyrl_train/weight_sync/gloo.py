@@ -18,7 +18,7 @@ from skyrl.config.inference_engine import InferenceEngineConfig
 
 GLOO_ENGINE = "gloo"
 """Name of the receiver in the engine."""
-GLOO_BUCKET_BYTES = 64 * 1024**2
+GLOO_BUCKET_BYTES = 128 * 1024**2
 """Largest bucket: small enough that filling, sending and loading overlap, large enough for the wire's full speed."""
 
 

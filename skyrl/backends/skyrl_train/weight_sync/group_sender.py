@@ -159,14 +159,12 @@ class GroupSender(WeightTransferSender):
         return report.to_dict()
 
     async def _send(self, chunks: Iterable[WeightChunk], layouts: Sequence[BucketLayout], report: SendReport) -> None:
-        began = time.perf_counter()
-        try:
+        async def start() -> None:
+            began = time.perf_counter()
             await self._client.start_weight_update()
-        except BaseException:
-            await asyncio.to_thread(self._agreement.all_ok, False)
-            raise
-        report.start_s = time.perf_counter() - began
-        await send_buckets(self._filled(chunks, layouts), self._agreement, self._transmit, report)
+            report.start_s = time.perf_counter() - began
+
+        await send_buckets(self._filled(chunks, layouts), self._agreement, self._transmit, report, start=start)
         began = time.perf_counter()
         await self._client.finish_weight_update()
         report.finish_s = time.perf_counter() - began

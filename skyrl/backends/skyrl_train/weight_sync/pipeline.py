@@ -123,23 +123,31 @@ class _Producer:
 
 
 async def send_buckets(
-    buckets: Iterator[Bucket], agreement: RankAgreement, transmit: Transmit, report: SendReport
+    buckets: Iterator[Bucket],
+    agreement: RankAgreement,
+    transmit: Transmit,
+    report: SendReport,
+    *,
+    start: Callable[[], Awaitable[None]],
 ) -> None:
     """Rank 0: transmit every bucket in order while the next one is being filled.
 
-    ``transmit`` returns the moment (`time.perf_counter`) at which the last byte was on the wire. An error of it or
+    ``start`` makes the engines ready while the first bucket is filled. ``transmit`` returns the moment (`time.perf_counter`) at which the last byte was on the wire. An error of it or
     of the producer is told to the other ranks and raised. Adds to ``report``: gather_s, send_s, load_s, bytes.
     """
     producer = _Producer(buckets, agreement)
     pending = producer.next()
     agreed = False  # whether the other ranks already know the outcome
     try:
+        await start()
+        bucket = await pending
         began = wire_end = time.perf_counter()
-        while (bucket := await pending) is not None:
+        while bucket is not None:
             pending = producer.next()
             layout, buffer, checksum = bucket
             wire_end = await transmit(layout, buffer, checksum)
             report.bytes += layout.size_bytes
+            bucket = await pending
         ended = time.perf_counter()
         agreed = True
         if not await producer.settle(True):

@@ -13,8 +13,13 @@ from skyrl.backends.skyrl_train.weight_sync.pipeline import (
     drain_buckets,
     send_buckets,
 )
+from skyrl.errors import WeightSyncError
 
 LAYOUTS = plan_buckets({"names": list("abcd"), "dtype_names": ["int8"] * 4, "shapes": [[16]] * 4}, 16)
+
+
+async def ready() -> None:
+    """Engines that are ready at once."""
 
 
 class TwoRanks:
@@ -68,7 +73,7 @@ async def run_both(*, sender_fails=None, other_fails=None, wire_fails=None):
         return time.perf_counter()
 
     outcomes = await asyncio.gather(
-        send_buckets(sender_buckets(sender_fails), ranks.rank(0), transmit, report),
+        send_buckets(sender_buckets(sender_fails), ranks.rank(0), transmit, report, start=ready),
         drain_buckets(other_buckets(other_fails), ranks.rank(1)),
         return_exceptions=True,
     )
@@ -123,7 +128,7 @@ async def test_the_next_bucket_is_filled_while_one_is_sent():
             await asyncio.sleep(0.001)
         return time.perf_counter()
 
-    await asyncio.wait_for(send_buckets(buckets(), SingleRank(), transmit, SendReport()), 10)
+    await asyncio.wait_for(send_buckets(buckets(), SingleRank(), transmit, SendReport(), start=ready), 10)
 
 
 async def test_load_time_is_what_comes_after_the_last_byte():
@@ -133,6 +138,17 @@ async def test_load_time_is_what_comes_after_the_last_byte():
         return end
 
     report = SendReport()
-    await send_buckets(sender_buckets(), SingleRank(), transmit, report)
+    await send_buckets(sender_buckets(), SingleRank(), transmit, report, start=ready)
     assert 0.05 <= report.load_s < 5
     assert report.send_s < report.load_s
+
+
+async def test_engines_that_do_not_start_stop_the_sender_and_nothing_is_sent():
+    async def refuse() -> None:
+        raise WeightSyncError("busy")
+
+    async def transmit(layout, buffer, checksum):
+        raise AssertionError("nothing may be sent")
+
+    with pytest.raises(WeightSyncError, match="busy"):
+        await send_buckets(sender_buckets(), SingleRank(), transmit, SendReport(), start=refuse)
