@@ -132,8 +132,9 @@ async def send_buckets(
 ) -> None:
     """Rank 0: transmit every bucket in order while the next one is being filled.
 
-    ``start`` makes the engines ready while the first bucket is filled. ``transmit`` returns the moment (`time.perf_counter`) at which the last byte was on the wire. An error of it or
-    of the producer is told to the other ranks and raised. Adds to ``report``: gather_s, send_s, load_s, bytes.
+    ``start`` makes the engines ready while the first bucket is filled. ``transmit`` returns the moment
+    (`time.perf_counter`) at which the last byte was on the wire. An error of either, or of the producer, is told to
+    the other ranks and raised. Adds to ``report``: gather_s, send_s, load_s, bytes.
     """
     producer = _Producer(buckets, agreement)
     pending = producer.next()
