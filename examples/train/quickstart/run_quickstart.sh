@@ -15,7 +15,7 @@ smoke=()
 if [[ "${1:-}" == --smoke ]]; then
   shift
   smoke=(trainer.max_training_steps=2 trainer.train_batch_size=4 trainer.policy_mini_batch_size=4
-    generator.n_samples_per_prompt=4 trainer.ckpt_interval=2 trainer.eval_batch_size=8)
+    trainer.micro_train_batch_size_per_gpu=16 generator.n_samples_per_prompt=4 trainer.ckpt_interval=2 trainer.eval_batch_size=8)
 fi
 
 in_environment python examples/train/quickstart/prepare_model.py --output_dir "$MODEL_DIR"
