@@ -23,12 +23,14 @@ def weighted_sum(
 ) -> Float[Tensor, ""]:
     """Return Σ w·m·x, where a missing mask or missing weights count as ones.
 
-    The mask may carry factors (a scaled loss mask); where it is zero, value and gradient are exactly zero.
+    The mask may carry factors (a scaled loss mask). Where mask or weight is zero, value and gradient are exactly
+    zero, whatever stands there.
     """
-    terms = values if weights is None else values * weights
-    if mask is not None and mask.dtype != torch.bool:
-        terms = terms * mask
-    return hide(terms, mask).sum()
+    if weights is None and (mask is None or mask.dtype == torch.bool):
+        return hide(values, mask).sum()
+    factors = weights if mask is None else mask if weights is None else weights * mask
+    assert factors is not None
+    return (torch.where(factors != 0, values, 0.0) * factors).sum()
 
 
 def masked_mean(

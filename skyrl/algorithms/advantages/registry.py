@@ -29,6 +29,8 @@ class EstimatorTraits:
     """It reads only the sum of a row's rewards and gives the whole row one advantage."""
     needs_values: bool = False
     """It reads the critic's values."""
+    needs_baseline: bool = False
+    """It reads `baseline_scores`: one more, greedy rollout of each prompt."""
 
 
 AdvantageEstimatorRegistry: Registry[AdvantageEstimator, EstimatorTraits] = Registry(
@@ -37,9 +39,16 @@ AdvantageEstimatorRegistry: Registry[AdvantageEstimator, EstimatorTraits] = Regi
 
 
 def register_advantage_estimator(
-    name: str | Enum, *, outcome: bool = True, needs_values: bool = False
+    name: str | Enum,
+    *,
+    outcome: bool = True,
+    needs_values: bool = False,
+    needs_baseline: bool = False,
+    replaceable: bool = False,
 ) -> Callable[[EstimatorT], EstimatorT]:
-    """Register the decorated function as an advantage estimator; see `EstimatorTraits` for the flags.
+    """Register the decorated function as an advantage estimator; see `EstimatorTraits` for the first three flags.
+
+    `replaceable` is for built-in estimators whose name upstream does not have.
 
     Example: `@register_advantage_estimator("mine")`, then `trainer.algorithm.advantage_estimator=mine`.
 
@@ -48,8 +57,8 @@ def register_advantage_estimator(
     """
 
     def decorate(function: EstimatorT) -> EstimatorT:
-        traits = EstimatorTraits(outcome=outcome, needs_values=needs_values)
-        AdvantageEstimatorRegistry.register(name, function, traits=traits)
+        traits = EstimatorTraits(outcome=outcome, needs_values=needs_values, needs_baseline=needs_baseline)
+        AdvantageEstimatorRegistry.register(name, function, traits=traits, replaceable=replaceable)
         return function
 
     return decorate

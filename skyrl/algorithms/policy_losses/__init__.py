@@ -2,12 +2,20 @@
 
 from skyrl.algorithms.policy_losses import regular
 from skyrl.algorithms.policy_losses.call import compute_policy_loss
-from skyrl.algorithms.policy_losses.registry import LossTraits, PolicyLossRegistry, register_policy_loss
+from skyrl.algorithms.policy_losses.registry import (
+    LossTraits,
+    PolicyLossRegistry,
+    reads_old_log_probs,
+    reads_rollout_logprobs,
+    register_policy_loss,
+)
 
 __all__ = [
     "LossTraits",
     "PolicyLossRegistry",
     "compute_policy_loss",
+    "reads_old_log_probs",
+    "reads_rollout_logprobs",
     "register_policy_loss",
     "regular",
 ]

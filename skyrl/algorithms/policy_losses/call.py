@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide
-from skyrl.algorithms.policy_losses.registry import LossTraits, PolicyLoss, PolicyLossRegistry
+from skyrl.algorithms.mean import Mean, MetricValue
+from skyrl.algorithms.off_policy import Correction, compute_correction, is_active
+from skyrl.algorithms.policy_losses.registry import LossTraits, Need, PolicyLoss, PolicyLossRegistry
+from skyrl.algorithms.score_centering import SamplerHead
 from skyrl.algorithms.signatures import accepted_keywords, named_keywords, require_shape
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.errors import ConfigError
 
 
-def compute_policy_loss(
+def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
     name_or_fn: str | PolicyLoss,
     *,
     log_probs: Float[Tensor, "batch response"],
@@ -24,11 +29,14 @@ def compute_policy_loss(
     loss_mask: Shaped[Tensor, "batch response"] | None = None,
     rollout_logprobs: Float[Tensor, "batch response"] | None = None,
     loss_weights: Float[Tensor, "batch response"] | None = None,
-) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Compute the summed loss of a micro-batch.
+    support: Int[Tensor, "batch response width"] | None = None,
+    topk: SamplerHead | None = None,
+    batch: Mapping[str, Any] | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, MetricValue]]:
+    """Compute the summed loss of a micro-batch, off-policy correction included.
 
     A loss that takes no `loss_weights` gets advantages multiplied by them, which is the same for every loss
-    that is linear in the advantages.
+    that is linear in the advantages; it is not corrected here.
 
     Args:
         name_or_fn: A registered name, or the function itself.
@@ -39,17 +47,20 @@ def compute_policy_loss(
         loss_mask: 1 = trains.
         rollout_logprobs: Of the policy that sampled; None when the engine returned none.
         loss_weights: The loss reduction of the mini-batch (`loss_reduction.py`).
+        support: Candidates that the sampler kept; for losses that name it, as are the next two.
+        topk: The sampler's head.
+        batch: All columns of the micro-batch.
 
     Returns:
         The scalar, and metrics without gradient.
 
     Raises:
-        ConfigError: The name is unknown.
+        ConfigError: The name is unknown, or the loss cannot be corrected.
         ValueError: A tensor has another shape than `log_probs`, a tensor that the loss needs is missing, or
             the loss is no scalar.
     """
     function = PolicyLossRegistry.get(name_or_fn) if isinstance(name_or_fn, str) else name_or_fn
-    traits = PolicyLossRegistry.traits(name_or_fn) if isinstance(name_or_fn, str) else None
+    traits = PolicyLossRegistry.traits(name_or_fn) if isinstance(name_or_fn, str) else LossTraits()
     tensors = {
         "old_log_probs": old_log_probs,
         "advantages": advantages,
@@ -60,39 +71,73 @@ def compute_policy_loss(
     for name, tensor in tensors.items():
         if tensor is not None:
             require_shape(name, tensor, "log_probs", log_probs)
-    _require_inputs(name_or_fn, traits, old_log_probs, rollout_logprobs)
+    if isinstance(name_or_fn, str):
+        _require_inputs(name_or_fn, traits, config, old_log_probs, rollout_logprobs)
     offers: dict[str, Any] = {"config": config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
     arguments = {name: offers[name] for name in accepted_keywords(function, offers)}
-    if "loss_weights" in named_keywords(function):
+    named = named_keywords(function)
+    extras: dict[str, Any] = {"support": support, "topk": topk, "batch": batch}
+    arguments |= {name: value for name, value in extras.items() if name in named}
+    metrics: dict[str, MetricValue] = {}
+    if "loss_weights" in named:
+        correction = _correction(name_or_fn, traits, old_log_probs, rollout_logprobs, loss_mask, config)
+        if correction is not None:
+            metrics = correction.metrics
+            loss_weights = correction.factors if loss_weights is None else loss_weights * correction.factors
         arguments["loss_weights"] = loss_weights
     elif loss_weights is not None:
         advantages = hide(advantages * loss_weights, loss_mask)
-    return _unpack(name_or_fn, function(log_probs, old_log_probs, advantages, **arguments))
+    loss, own = _unpack(name_or_fn, function(log_probs, old_log_probs, advantages, **arguments))
+    return loss, metrics | own
+
+
+def _correction(
+    name_or_fn: str | PolicyLoss,
+    traits: LossTraits,
+    old_log_probs: Tensor | None,
+    rollout_logprobs: Tensor | None,
+    loss_mask: Tensor | None,
+    config: AlgorithmConfig,
+) -> Correction | None:
+    key = "trainer.algorithm.off_policy_correction"
+    if not is_active(config.off_policy_correction):
+        return None
+    if not traits.correctable:
+        raise ConfigError(f"policy loss {name_or_fn!r} does not work with {key}; turn one of them off")
+    if rollout_logprobs is None:
+        raise ValueError(f"{key} needs rollout_logprobs; set generator.sampling_params.logprobs=1")
+    if old_log_probs is None:
+        raise ValueError(f"{key} needs old_log_probs, but the old forward pass was skipped")
+    return compute_correction(old_log_probs, rollout_logprobs, loss_mask, config.off_policy_correction)
 
 
 def _require_inputs(
-    name_or_fn: str | PolicyLoss,
-    traits: LossTraits | None,
+    name: str,
+    traits: LossTraits,
+    config: AlgorithmConfig,
     old_log_probs: Tensor | None,
     rollout_logprobs: Tensor | None,
 ) -> None:
-    if traits is None:
-        return
-    if traits.needs_old_logprobs and old_log_probs is None:
-        raise ValueError(f"policy loss {name_or_fn!r} needs old_log_probs, but the old forward pass was skipped")
-    if traits.needs_rollout_logprobs and rollout_logprobs is None:
-        raise ValueError(f"policy loss {name_or_fn!r} needs rollout_logprobs; set generator.sampling_params.logprobs=1")
+    def needs(need: Need) -> bool:
+        return need(config) if callable(need) else need
+
+    if old_log_probs is None and needs(traits.needs_old_logprobs):
+        raise ValueError(f"policy loss {name!r} needs old_log_probs, but the old forward pass was skipped")
+    if rollout_logprobs is None and needs(traits.needs_rollout_logprobs):
+        raise ValueError(f"policy loss {name!r} needs rollout_logprobs; set generator.sampling_params.logprobs=1")
 
 
 def _unpack(
-    name_or_fn: str | PolicyLoss, result: Tensor | tuple[Tensor, dict[str, Any]]
-) -> tuple[Tensor, dict[str, Tensor]]:
+    name_or_fn: str | PolicyLoss, result: Tensor | tuple[Tensor, Mapping[str, MetricValue | float]]
+) -> tuple[Tensor, dict[str, MetricValue]]:
     """Bring a bare scalar or float metrics into the one form."""
     loss, metrics = (result, {}) if isinstance(result, Tensor) else result
     if loss.numel() != 1:
         raise ValueError(f"policy loss {name_or_fn!r} returned shape {tuple(loss.shape)}; sum it over tokens")
-    tensors = {
-        name: torch.as_tensor(value, dtype=torch.float32, device=loss.device).detach()
-        for name, value in metrics.items()
-    }
-    return loss.reshape(()), tensors
+    return loss.reshape(()), {name: _without_grad(value, loss.device) for name, value in metrics.items()}
+
+
+def _without_grad(value: MetricValue | float, device: torch.device) -> MetricValue:
+    if isinstance(value, Mean):
+        return Mean(value.total.detach(), value.count.detach())
+    return torch.as_tensor(value, dtype=torch.float32, device=device).detach()

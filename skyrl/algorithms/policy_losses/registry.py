@@ -2,33 +2,49 @@
 
 A loss is called as `loss(log_probs, old_log_probs, advantages, config=..., loss_mask=..., rollout_logprobs=...)`,
 all tensors (batch, response), and gets of the keywords only those it takes. It returns a scalar that is a *sum*
-over tokens, or the scalar and a dict of metrics. A keyword-only `loss_weights` opts in to the weights of the
-loss reduction; without it the advantages come already multiplied by them.
+over tokens, or the scalar and a dict of metrics (numbers, tensors, or `Mean`s). Keywords that opt in, for functions
+that name them:
+
+* `loss_weights`: the weights of the loss reduction, times the factors of the off-policy correction. Without it the
+  advantages come already multiplied by the reduction, and the loss corrects by itself
+  (`off_policy.apply_off_policy_correction`) or not at all.
+* `support`: the candidates that the sampler kept at each token, ids (batch, response, width), -1 pads.
+* `topk`: the sampler's head (`score_centering.SamplerHead`) while score centering is on.
+* `batch`: all columns of the micro-batch, by upstream's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
+from skyrl.algorithms.mean import MetricValue
+from skyrl.algorithms.off_policy import is_active
+from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.utils.registry import Registry
 
-PolicyLoss = Callable[..., Tensor | tuple[Tensor, dict[str, Any]]]
+PolicyLoss = Callable[..., Tensor | tuple[Tensor, Mapping[str, MetricValue | float]]]
 LossT = TypeVar("LossT", bound=PolicyLoss)
+
+
+Need = bool | Callable[[AlgorithmConfig], bool]
+"""Whether a loss reads something; a function where settings decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTraits:
     """What callers must know about a loss."""
 
-    needs_old_logprobs: bool = True
+    needs_old_logprobs: Need = True
     """It reads the log-probs that the trainer recomputes before the update."""
-    needs_rollout_logprobs: bool = False
+    needs_rollout_logprobs: Need = False
     """It reads the log-probs of the policy that sampled."""
+    correctable: bool = True
+    """Off-policy corrections apply to it."""
 
 
 PolicyLossRegistry: Registry[PolicyLoss, LossTraits] = Registry(
@@ -36,14 +52,27 @@ PolicyLossRegistry: Registry[PolicyLoss, LossTraits] = Registry(
 )
 
 
+def reads_old_log_probs(algorithm: AlgorithmConfig) -> bool:
+    """Whether an update needs the forward pass before it, for its loss or for an off-policy correction."""
+    need = PolicyLossRegistry.traits(algorithm.policy_loss_type).needs_old_logprobs
+    return is_active(algorithm.off_policy_correction) or (need(algorithm) if callable(need) else need)
+
+
+def reads_rollout_logprobs(algorithm: AlgorithmConfig) -> bool:
+    """Whether an update needs the sampler's log-probs, for its loss or for an off-policy correction."""
+    need = PolicyLossRegistry.traits(algorithm.policy_loss_type).needs_rollout_logprobs
+    return is_active(algorithm.off_policy_correction) or (need(algorithm) if callable(need) else need)
+
+
 def register_policy_loss(
     name: str | Enum,
     *,
-    needs_old_logprobs: bool = True,
-    needs_rollout_logprobs: bool = False,
+    needs_old_logprobs: Need = True,
+    needs_rollout_logprobs: Need = False,
+    correctable: bool = True,
     replaceable: bool = False,
 ) -> Callable[[LossT], LossT]:
-    """Register the decorated function as a policy loss; see `LossTraits` for the first two flags.
+    """Register the decorated function as a policy loss; see `LossTraits` for the first three flags.
 
     `replaceable` is for built-in losses whose name upstream does not have.
 
@@ -54,7 +83,11 @@ def register_policy_loss(
     """
 
     def decorate(function: LossT) -> LossT:
-        traits = LossTraits(needs_old_logprobs=needs_old_logprobs, needs_rollout_logprobs=needs_rollout_logprobs)
+        traits = LossTraits(
+            needs_old_logprobs=needs_old_logprobs,
+            needs_rollout_logprobs=needs_rollout_logprobs,
+            correctable=correctable,
+        )
         PolicyLossRegistry.register(name, function, traits=traits, replaceable=replaceable)
         return function
 
