@@ -12,11 +12,16 @@ from torch import Tensor
 from skyrl.algorithms.masked import hide
 from skyrl.algorithms.mean import Mean, MetricValue
 from skyrl.algorithms.off_policy import Correction, compute_correction, is_active
-from skyrl.algorithms.policy_losses.registry import LossTraits, Need, PolicyLoss, PolicyLossRegistry
+from skyrl.algorithms.policy_losses.registry import (
+    LossTraits,
+    PolicyLoss,
+    PolicyLossRegistry,
+    holds,
+    require_correctable,
+)
 from skyrl.algorithms.score_centering import SamplerHead
 from skyrl.algorithms.signatures import accepted_keywords, named_keywords, require_shape
 from skyrl.config.algorithm import AlgorithmConfig
-from skyrl.errors import ConfigError
 
 
 def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
@@ -35,8 +40,9 @@ def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
 ) -> tuple[Float[Tensor, ""], dict[str, MetricValue]]:
     """Compute the summed loss of a micro-batch, off-policy correction included.
 
-    A loss that takes no `loss_weights` gets advantages multiplied by them, which is the same for every loss
-    that is linear in the advantages; it is not corrected here.
+    The off-policy correction becomes factors of `loss_weights`. A loss that takes no `loss_weights` gets advantages
+    multiplied by the reduction, which is the same for every loss that is linear in the advantages; it corrects by
+    itself (`off_policy.apply_off_policy_correction`) or not at all.
 
     Args:
         name_or_fn: A registered name, or the function itself.
@@ -55,7 +61,7 @@ def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
         The scalar, and metrics without gradient.
 
     Raises:
-        ConfigError: The name is unknown, or the loss cannot be corrected.
+        ConfigError: The name is unknown, or the configured correction does not go with the loss.
         ValueError: A tensor has another shape than `log_probs`, a tensor that the loss needs is missing, or
             the loss is no scalar.
     """
@@ -72,6 +78,7 @@ def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
         if tensor is not None:
             require_shape(name, tensor, "log_probs", log_probs)
     if isinstance(name_or_fn, str):
+        require_correctable(name_or_fn, traits, config)
         _require_inputs(name_or_fn, traits, config, old_log_probs, rollout_logprobs)
     offers: dict[str, Any] = {"config": config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
     arguments = {name: offers[name] for name in accepted_keywords(function, offers)}
@@ -80,7 +87,7 @@ def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
     arguments |= {name: value for name, value in extras.items() if name in named}
     metrics: dict[str, MetricValue] = {}
     if "loss_weights" in named:
-        correction = _correction(name_or_fn, traits, old_log_probs, rollout_logprobs, loss_mask, config)
+        correction = _correction(old_log_probs, rollout_logprobs, loss_mask, config)
         if correction is not None:
             metrics = correction.metrics
             loss_weights = correction.factors if loss_weights is None else loss_weights * correction.factors
@@ -92,8 +99,6 @@ def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
 
 
 def _correction(
-    name_or_fn: str | PolicyLoss,
-    traits: LossTraits,
     old_log_probs: Tensor | None,
     rollout_logprobs: Tensor | None,
     loss_mask: Tensor | None,
@@ -102,8 +107,6 @@ def _correction(
     key = "trainer.algorithm.off_policy_correction"
     if not is_active(config.off_policy_correction):
         return None
-    if not traits.correctable:
-        raise ConfigError(f"policy loss {name_or_fn!r} does not work with {key}; turn one of them off")
     if rollout_logprobs is None:
         raise ValueError(f"{key} needs rollout_logprobs; set generator.sampling_params.logprobs=1")
     if old_log_probs is None:
@@ -118,12 +121,9 @@ def _require_inputs(
     old_log_probs: Tensor | None,
     rollout_logprobs: Tensor | None,
 ) -> None:
-    def needs(need: Need) -> bool:
-        return need(config) if callable(need) else need
-
-    if old_log_probs is None and needs(traits.needs_old_logprobs):
+    if old_log_probs is None and holds(traits.needs_old_logprobs, config):
         raise ValueError(f"policy loss {name!r} needs old_log_probs, but the old forward pass was skipped")
-    if rollout_logprobs is None and needs(traits.needs_rollout_logprobs):
+    if rollout_logprobs is None and holds(traits.needs_rollout_logprobs, config):
         raise ValueError(f"policy loss {name!r} needs rollout_logprobs; set generator.sampling_params.logprobs=1")
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from skyrl.algorithms.mean import MetricValue
 from skyrl.algorithms.off_policy import is_active
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.errors import ConfigError
 from skyrl.utils.registry import Registry
 
 PolicyLoss = Callable[..., Tensor | tuple[Tensor, Mapping[str, MetricValue | float]]]
@@ -32,7 +33,7 @@ LossT = TypeVar("LossT", bound=PolicyLoss)
 
 
 Need = bool | Callable[[AlgorithmConfig], bool]
-"""Whether a loss reads something; a function where settings decide."""
+"""Whether something holds for a loss; a function where settings decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class LossTraits:
     """It reads the log-probs of the policy that sampled."""
     correctable: bool = True
     """Off-policy corrections apply to it."""
+    anchored: Need = False
+    """Its ratio is that to the sampler already: truncated importance sampling would count it twice."""
 
 
 PolicyLossRegistry: Registry[PolicyLoss, LossTraits] = Registry(
@@ -52,16 +55,38 @@ PolicyLossRegistry: Registry[PolicyLoss, LossTraits] = Registry(
 )
 
 
+def holds(need: Need, algorithm: AlgorithmConfig) -> bool:
+    """Return what a trait is under these settings."""
+    return need(algorithm) if callable(need) else need
+
+
 def reads_old_log_probs(algorithm: AlgorithmConfig) -> bool:
     """Whether an update needs the forward pass before it, for its loss or for an off-policy correction."""
-    need = PolicyLossRegistry.traits(algorithm.policy_loss_type).needs_old_logprobs
-    return is_active(algorithm.off_policy_correction) or (need(algorithm) if callable(need) else need)
+    traits = PolicyLossRegistry.traits(algorithm.policy_loss_type)
+    return is_active(algorithm.off_policy_correction) or holds(traits.needs_old_logprobs, algorithm)
 
 
 def reads_rollout_logprobs(algorithm: AlgorithmConfig) -> bool:
     """Whether an update needs the sampler's log-probs, for its loss or for an off-policy correction."""
-    need = PolicyLossRegistry.traits(algorithm.policy_loss_type).needs_rollout_logprobs
-    return is_active(algorithm.off_policy_correction) or (need(algorithm) if callable(need) else need)
+    traits = PolicyLossRegistry.traits(algorithm.policy_loss_type)
+    return is_active(algorithm.off_policy_correction) or holds(traits.needs_rollout_logprobs, algorithm)
+
+
+def require_correctable(loss: str, traits: LossTraits, algorithm: AlgorithmConfig) -> None:
+    """Refuse an off-policy correction that does not go with a loss.
+
+    Raises:
+        ConfigError: The loss takes no correction, or its own ratio is what importance sampling would apply again.
+    """
+    key, correction = "trainer.algorithm.off_policy_correction", algorithm.off_policy_correction
+    if not is_active(correction):
+        return
+    if not traits.correctable:
+        raise ConfigError(f"policy loss {loss!r} does not work with {key}; turn one of them off")
+    if correction.tis_ratio_type is not None and holds(traits.anchored, algorithm):
+        raise ConfigError(
+            f"policy loss {loss!r} corrects by the ratio to the sampler already; set {key}.tis_ratio_type=null"
+        )
 
 
 def register_policy_loss(
@@ -70,9 +95,10 @@ def register_policy_loss(
     needs_old_logprobs: Need = True,
     needs_rollout_logprobs: Need = False,
     correctable: bool = True,
+    anchored: Need = False,
     replaceable: bool = False,
 ) -> Callable[[LossT], LossT]:
-    """Register the decorated function as a policy loss; see `LossTraits` for the first three flags.
+    """Register the decorated function as a policy loss; see `LossTraits` for the first four flags.
 
     `replaceable` is for built-in losses whose name upstream does not have.
 
@@ -87,6 +113,7 @@ def register_policy_loss(
             needs_old_logprobs=needs_old_logprobs,
             needs_rollout_logprobs=needs_rollout_logprobs,
             correctable=correctable,
+            anchored=anchored,
         )
         PolicyLossRegistry.register(name, function, traits=traits, replaceable=replaceable)
         return function
