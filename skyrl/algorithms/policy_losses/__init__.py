@@ -1,6 +1,6 @@
 """Policy losses by name (`trainer.algorithm.policy_loss_type`); importing this registers the built-ins."""
 
-from skyrl.algorithms.policy_losses import regular
+from skyrl.algorithms.policy_losses import regular, reinforce, rollout_is
 from skyrl.algorithms.policy_losses.call import compute_policy_loss
 from skyrl.algorithms.policy_losses.registry import (
     LossTraits,
@@ -18,4 +18,6 @@ __all__ = [
     "reads_rollout_logprobs",
     "register_policy_loss",
     "regular",
+    "reinforce",
+    "rollout_is",
 ]
