@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# GRPO on GSM8K with Qwen2.5-1.5B-Instruct, colocated, on one node with 4 GPUs.
+# GSM8K with Qwen2.5-1.5B-Instruct, colocated, on one node with 4 GPUs: GRPO with a KL loss, which are the defaults of
+# trainer.algorithm.
 #
 #   SKYRL_EXTRAS="fsdp dev" scripts/setup
 #   uv run --no-sync python examples/train/gsm8k/gsm8k_dataset.py --output_dir ~/data/gsm8k
 #   bash examples/train/gsm8k/run_gsm8k.sh [key=value ...]
+#
+# The scripts of other recipes call this one: ENTRYPOINT and RUN_NAME are theirs to set.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 source scripts/environment
@@ -12,12 +15,12 @@ source scripts/environment
 : "${NUM_GPUS:=4}"
 : "${LOGGER:=console}"
 : "${INFERENCE_BACKEND:=vllm}"
+: "${ENTRYPOINT:=skyrl.train.entrypoints.main_base}"
+: "${RUN_NAME:=gsm8k_1.5B}"
 
-in_environment python -m skyrl.train.entrypoints.main_base \
+in_environment python -m "$ENTRYPOINT" \
   data.train_data="['$DATA_DIR/train.parquet']" \
   data.val_data="['$DATA_DIR/validation.parquet']" \
-  trainer.algorithm.advantage_estimator=grpo \
-  trainer.algorithm.use_kl_loss=true \
   trainer.policy.model.path=Qwen/Qwen2.5-1.5B-Instruct \
   trainer.policy.optimizer_config.lr=1.0e-6 \
   trainer.placement.colocate_all=true \
@@ -35,11 +38,11 @@ in_environment python -m skyrl.train.entrypoints.main_base \
   trainer.eval_before_train=true \
   trainer.eval_interval=5 \
   trainer.ckpt_interval=10 \
-  trainer.ckpt_path="$HOME/ckpts/gsm8k_1.5B" \
+  trainer.ckpt_path="$HOME/ckpts/$RUN_NAME" \
   trainer.resume_mode=null \
   trainer.logger="$LOGGER" \
   trainer.project_name=gsm8k \
-  trainer.run_name=gsm8k_1.5B \
+  trainer.run_name="$RUN_NAME" \
   generator.batched=true \
   generator.n_samples_per_prompt=5 \
   generator.sampling_params.max_generate_length=1024 \
