@@ -70,14 +70,14 @@ class FakeWorkerDispatch:
 
     def _score(self, model: str, data: TrainingInputBatch) -> WorkerOutput:
         self.scored.append((model, data))
-        key, value = SCORES[model]
-        return WorkerOutput(tensors={key: torch.full(data["response_mask"].shape, value)})
+        return WorkerOutput(tensors=_scores(model, data))
 
     def forward_backward_from_staged(self, model: str, chunk_refs: Sequence[TrainingInputBatch]) -> WorkerOutput:
         self._note("forward_backward_from_staged", model)
         metrics = self.train_metrics[len(self.trained) % len(self.train_metrics)]
-        self.trained.append((model, TrainingInputBatch.cat(list(chunk_refs))))
-        return WorkerOutput(metrics=dict(metrics))
+        data = TrainingInputBatch.cat(list(chunk_refs))
+        self.trained.append((model, data))
+        return WorkerOutput(metrics=dict(metrics), tensors=_scores(model, data))
 
     def optim_step(self, model: str) -> float:
         self._note("optim_step", model)
@@ -117,6 +117,11 @@ class FakeWorkerDispatch:
         self._note("save_weights_for_sampler")
         self.version += 1
         return {"weight_sync/version": float(self.version)}
+
+
+def _scores(model: str, data: TrainingInputBatch) -> dict[str, torch.Tensor]:
+    key, value = SCORES[model]
+    return {key: torch.full(data["response_mask"].shape, value)}
 
 
 @dataclass

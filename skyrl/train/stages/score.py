@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.policy_losses import PolicyLossRegistry
+from skyrl.algorithms.logprob_gap import logprob_gap
+from skyrl.algorithms.policy_losses import reads_old_log_probs
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.workers.dispatch import WorkerDispatch
 from skyrl.config.trainer import TrainerConfig
 
-MODEL_INPUTS = ("sequences", "attention_mask", "response_mask")
+CRITIC_INPUTS = ("sequences", "attention_mask", "response_mask")
+POLICY_INPUTS = (*CRITIC_INPUTS, "sample_support")
 Boundaries = list[tuple[int, int]]
 
 
@@ -27,9 +27,10 @@ class ScoreStage:
 
     def run(self, batch: TrainingInputBatch) -> tuple[TrainingInputBatch, dict[str, float]]:
         """Run the forward passes that the algorithm needs; every key it adds is float32 on the CPU."""
-        inputs = batch.select(list(MODEL_INPUTS), ["response_length"])
         if self._has_critic:
-            batch["values"] = self._forward("critic", inputs, batch.metadata.get("critic_mini_batch_boundaries"))
+            boundaries = batch.metadata.get("critic_mini_batch_boundaries")
+            batch["values"] = self._forward("critic", _select(batch, CRITIC_INPUTS), boundaries)
+        inputs = _select(batch, POLICY_INPUTS)
         if self._has_ref:
             batch["base_action_log_probs"] = self._dispatch.forward("ref", inputs).tensors["logprobs"]
             self._dispatch.empty_cache("ref")
@@ -37,7 +38,10 @@ class ScoreStage:
         if not batch.metadata["old_is_current"] and self._needs_old_log_probs(batch):
             boundaries = batch.metadata.get("policy_mini_batch_boundaries")
             batch["action_log_probs"] = self._forward("policy", inputs, boundaries)
-        return batch, logprob_gap(batch)
+        old, sampled = batch.get("action_log_probs"), batch.get("rollout_logprobs")
+        if old is None or sampled is None:
+            return batch, {}
+        return batch, logprob_gap(old, sampled, batch["loss_mask"])
 
     def _old_is_current(self, batch: TrainingInputBatch) -> bool:
         """Whether these rollouts give one optimizer step: its own forward pass then yields the old log-probs."""
@@ -46,10 +50,9 @@ class ScoreStage:
 
     def _needs_old_log_probs(self, batch: TrainingInputBatch) -> bool:
         """Losses anchored on the sampler's log-probs read no old ones, unless KL goes into the reward."""
-        traits = PolicyLossRegistry.traits(self._cfg.algorithm.policy_loss_type)
         if batch.get("rollout_logprobs") is None or self._cfg.algorithm.use_kl_in_reward:
             return True
-        return traits.needs_old_logprobs
+        return reads_old_log_probs(self._cfg.algorithm)
 
     def _forward(self, model: str, inputs: TrainingInputBatch, boundaries: Boundaries | None) -> Tensor:
         """Forward with the mini-batch partition of the update, so that the same rows meet the same padding."""
@@ -67,18 +70,5 @@ class ScoreStage:
         return torch.cat(parts)
 
 
-def logprob_gap(batch: TrainingInputBatch) -> dict[str, Any]:
-    """Measure |old policy - sampler| log-probs in nats over the trained tokens; empty without either."""
-    old, sampled = batch.get("action_log_probs"), batch.get("rollout_logprobs")
-    if old is None or sampled is None:
-        return {}
-    gap = (old - sampled).abs()[batch["loss_mask"] > 0]
-    if gap.numel() == 0:
-        return {}
-    prefix = "policy/rollout_train_logprobs_abs_diff"
-    return {
-        f"{prefix}_max": gap.max().item(),
-        f"{prefix}_min": gap.min().item(),
-        f"{prefix}_mean": gap.mean().item(),
-        f"{prefix}_std": gap.std(unbiased=False).item(),
-    }
+def _select(batch: TrainingInputBatch, keys: tuple[str, ...]) -> TrainingInputBatch:
+    return batch.select([key for key in keys if batch.get(key) is not None], ["response_length"])

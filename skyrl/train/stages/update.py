@@ -8,11 +8,13 @@ import time
 from collections import defaultdict
 
 import torch
+from torch import Tensor
 
+from skyrl.algorithms.logprob_gap import logprob_gap
 from skyrl.algorithms.loss_reduction import compute_loss_weights
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.workers.dispatch import WorkerDispatch
-from skyrl.backends.skyrl_train.workers.metrics import reduce_metrics
+from skyrl.backends.skyrl_train.workers.metrics import finish_moments, reduce_metrics
 from skyrl.config.trainer import TrainerConfig
 from skyrl.utils.timing import Timer
 
@@ -29,6 +31,9 @@ POLICY_KEYS = (
     "action_log_probs",
     "base_action_log_probs",
     "advantages",
+    "sample_support",
+    "sampler_topk_ids",
+    "sampler_topk_logprobs",
 )
 CRITIC_KEYS = (
     "sequences",
@@ -57,29 +62,32 @@ class UpdateStage:
         metrics: dict[str, float] = {}
         if self._has_critic:
             with Timer("critic_train", timings):
-                status = self._train("critic", batch, CRITIC_KEYS)
+                status, _ = self._train("critic", batch, CRITIC_KEYS)
             metrics |= {f"critic/{key}": value for key, value in status.items()}
         with Timer("policy_train", timings):
-            status = self._train("policy", batch, POLICY_KEYS)
+            status, first = self._train("policy", batch, POLICY_KEYS)
         metrics |= {f"policy/{key}": value for key, value in status.items()}
-        if batch.metadata["old_is_current"]:
-            metrics |= old_gap_from_update(status)
-        return metrics
+        return metrics | gap_of_first_step(batch, first.get("logprobs"))
 
-    def _train(self, model: str, batch: TrainingInputBatch, keys: tuple[str, ...]) -> dict[str, float]:
+    def _train(
+        self, model: str, batch: TrainingInputBatch, keys: tuple[str, ...]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Return the metrics over all steps, and the tensors of the first one, before any weight has changed."""
         boundaries = batch.metadata[f"{model}_mini_batch_boundaries"]
         batch["loss_weights"] = mini_batch_loss_weights(batch, boundaries, self._cfg, model)
         present = [key for key in keys if batch.get(key) is not None]
         data = batch.select(present, ["response_length", "old_is_current"])
         staged = self._dispatch.stage_data(model, data, boundaries)
         seen: dict[str, list[float]] = defaultdict(list)
+        first: dict[str, Tensor] | None = None
         for _ in range(self._cfg.update_epochs_per_batch):
             for refs in staged:
                 output = self._dispatch.forward_backward_from_staged(model, refs)
+                first = output.tensors if first is None else first
                 status = dict(output.metrics) | self._step(model)
                 for key, value in status.items():
                     seen[key].append(float(value))
-        return reduce_steps(seen)
+        return finish_moments(reduce_metrics(seen)), first or {}
 
     def _step(self, model: str) -> dict[str, float]:
         norm = self._dispatch.optim_step(model)
@@ -111,21 +119,14 @@ def mini_batch_loss_weights(
     return weights
 
 
-def old_gap_from_update(status: dict[str, float]) -> dict[str, float]:
-    """Name the update's log-prob gap as the score stage would, where the old policy is the one that was updated."""
-    old, now = "policy/rollout_train_logprobs_abs_diff", "minibatch_rollout_logprobs_abs_diff"
-    found = {name: status.get(f"{now}_{name}") for name in ("max", "min", "mean", "std")}
-    return {f"{old}_{name}": value for name, value in found.items() if value is not None}
+def gap_of_first_step(batch: TrainingInputBatch, log_probs: Tensor | None) -> dict[str, float]:
+    """Measure the score stage's log-prob gap where that stage had no forward pass of the old policy.
 
-
-def reduce_steps(seen: dict[str, list[float]]) -> dict[str, float]:
-    """Reduce metrics over optimizer steps as `reduce_metrics` does.
-
-    The standard deviation of the log-prob gap comes from its first two moments.
+    The model of the first optimizer step is the old policy, so its log-probs are the old ones: of all rows where
+    it is the only step, else of the rows of its mini-batch.
     """
-    reduced = reduce_metrics(seen)
-    gap = "minibatch_rollout_logprobs_abs_diff"
-    square = reduced.pop(f"{gap}_sq_mean", None)
-    if square is not None:
-        reduced[f"{gap}_std"] = max(0.0, square - reduced[f"{gap}_mean"] ** 2) ** 0.5
-    return reduced
+    sampled = batch.get("rollout_logprobs")
+    if log_probs is None or sampled is None or batch.get("action_log_probs") is not None:
+        return {}
+    start, end = batch.metadata["policy_mini_batch_boundaries"][0]
+    return logprob_gap(log_probs[: end - start], sampled[start:end], batch["loss_mask"][start:end])

@@ -5,9 +5,9 @@ import torch
 
 from skyrl.algorithms.policy_losses import PolicyLossRegistry, register_policy_loss
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch, pad_training_input_batch
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.config.trainer import TrainerConfig
-from skyrl.train.stages.score import ScoreStage, logprob_gap
+from skyrl.train.stages.score import ScoreStage
 from tests.fakes.worker_dispatch import FakeWorkerDispatch
 
 
@@ -61,7 +61,7 @@ def test_else_the_old_log_probs_are_computed_before_the_update(boundaries, chang
     assert metrics["policy/rollout_train_logprobs_abs_diff_mean"] == 0.5
 
 
-def test_a_loss_anchored_on_the_sampler_reads_no_old_log_probs_but_kl_in_the_reward_does():
+def test_a_loss_anchored_on_the_sampler_reads_no_old_log_probs_but_kl_in_the_reward_and_corrections_do():
     def anchored(log_probs, old_log_probs, advantages, config, loss_mask):
         raise NotImplementedError
 
@@ -74,8 +74,12 @@ def test_a_loss_anchored_on_the_sampler_reads_no_old_log_probs_but_kl_in_the_rew
         without["rollout_logprobs"] = None
         batch, _, _ = score(without, algorithm=AlgorithmConfig(policy_loss_type="anchored"))
         assert "action_log_probs" in batch
-        algorithm = AlgorithmConfig(policy_loss_type="anchored", use_kl_in_reward=True)
-        assert "action_log_probs" in score(make_batch(boundaries), algorithm=algorithm)[0]
+        for changes in (
+            {"use_kl_in_reward": True},
+            {"off_policy_correction": OffPolicyCorrectionConfig(sequence_mask_metric="product")},
+        ):
+            algorithm = AlgorithmConfig(policy_loss_type="anchored", **changes)
+            assert "action_log_probs" in score(make_batch(boundaries), algorithm=algorithm)[0]
     finally:
         PolicyLossRegistry.unregister("anchored")
 
@@ -96,6 +100,13 @@ def test_models_see_tokens_and_masks_only():
         assert set(rows.metadata) <= {"response_length", "pad_size"}
 
 
+def test_the_policy_and_the_reference_also_see_what_the_sampler_kept():
+    batch = make_batch(((0, 1), (1, 3)))
+    batch["sample_support"] = torch.zeros(3, 2, 5, dtype=torch.int32)
+    _, _, dispatch = score(batch, critic=True, ref=True)
+    assert ["sample_support" in rows for _, rows in dispatch.scored] == [False, False, True, True, True]
+
+
 def test_the_reference_scores_the_whole_batch_and_gives_its_memory_back():
     batch, _, dispatch = score(make_batch(pad=1), ref=True)
     assert batch["base_action_log_probs"].tolist() == [[-1.5, -1.5]] * 4
@@ -108,25 +119,3 @@ def test_without_recomputation_per_mini_batch_one_pass_takes_all_rows():
     batch, _, _ = score(make_batch(((0, 1), (1, 3)), pad=1), dispatch, **changes)
     assert dispatch.calls == [("forward", "policy")]
     assert batch["action_log_probs"].shape == (4, 2)
-
-
-def test_the_gap_counts_trained_tokens_only():
-    """Gaps 0.1, 0.3 and 0.5 on trained tokens, 9 elsewhere: mean 0.3, variance 0.08/3."""
-    batch = TrainingInputBatch(
-        {
-            "action_log_probs": torch.tensor([[-1.1, -1.0], [-0.5, -10.0]]),
-            "rollout_logprobs": torch.tensor([[-1.0, -1.3], [-1.0, -1.0]]),
-            "loss_mask": torch.tensor([[1.0, 1.0], [1.0, 0.0]]),
-        }
-    )
-    prefix = "policy/rollout_train_logprobs_abs_diff"
-    assert logprob_gap(batch) == {
-        f"{prefix}_max": pytest.approx(0.5),
-        f"{prefix}_min": pytest.approx(0.1),
-        f"{prefix}_mean": pytest.approx(0.3),
-        f"{prefix}_std": pytest.approx((0.08 / 3) ** 0.5),
-    }
-    batch["loss_mask"] = torch.zeros(2, 2)
-    assert logprob_gap(batch) == {}
-    batch["rollout_logprobs"] = None
-    assert logprob_gap(batch) == {}

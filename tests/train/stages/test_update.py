@@ -8,10 +8,8 @@ import torch
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.trainer import TrainerConfig
-from skyrl.train.stages.update import UpdateStage, mini_batch_loss_weights, old_gap_from_update, reduce_steps
+from skyrl.train.stages.update import UpdateStage, mini_batch_loss_weights
 from tests.fakes.worker_dispatch import FakeWorkerDispatch
-
-GAP = "minibatch_rollout_logprobs_abs_diff"
 
 
 def make_batch(**metadata):
@@ -71,13 +69,40 @@ def test_a_step_whose_gradient_is_not_finite_counts_as_skipped():
     assert metrics["policy/grad_skipped"] == 0.5
 
 
-def test_the_gap_of_the_only_step_is_that_of_the_old_policy():
-    passes = [{f"{GAP}_mean": 0.3, f"{GAP}_sq_mean": 0.13, f"{GAP}_max": 0.5, f"{GAP}_min": 0.1}]
-    batch = make_batch(policy_mini_batch_boundaries=[(0, 3)], old_is_current=True)
-    metrics = UpdateStage(FakeWorkerDispatch(train_metrics=passes), TrainerConfig(), has_critic=False).run(batch, {})
-    named = {name: metrics[f"policy/rollout_train_logprobs_abs_diff_{name}"] for name in ("mean", "std", "max", "min")}
-    assert named == {"mean": 0.3, "std": pytest.approx(0.2), "max": 0.5, "min": 0.1}
-    assert old_gap_from_update({"final_loss": 1.0}) == {}
+def test_what_the_sampler_returned_reaches_the_policy():
+    batch = make_batch()
+    names = ("sample_support", "sampler_topk_ids", "sampler_topk_logprobs")
+    for name in names:
+        batch[name] = torch.zeros(4, 2, 3)
+    dispatch = FakeWorkerDispatch({"policy": 1, "critic": 1})
+    UpdateStage(dispatch, TrainerConfig(), has_critic=True).run(batch, {})
+    assert [set(names) <= set(rows) for _, rows in dispatch.trained] == [False, True, True]
+
+
+OLD_GAP = "policy/rollout_train_logprobs_abs_diff"
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "mean", "lowest"),
+    [([(0, 3)], (0.9 + 0.7 + 0.3 + 0.2 + 0.1) / 5, 0.1), ([(0, 2), (2, 3)], 1.9 / 3, 0.3)],
+)
+def test_without_an_old_forward_pass_the_first_step_gives_the_gap_of_the_old_policy(boundaries, mean, lowest):
+    """The policy says -1 everywhere; the sampler's gaps are .9, .7; (masked), .3; .2, .1."""
+    batch = make_batch(policy_mini_batch_boundaries=boundaries, old_is_current=len(boundaries) == 1)
+    batch["rollout_logprobs"] = torch.tensor([[-0.1, -0.3], [float("nan"), -0.7], [-0.8, -0.9], [-9.0, -9.0]])
+    dispatch = FakeWorkerDispatch({"policy": 2})
+    metrics = UpdateStage(dispatch, TrainerConfig(), has_critic=False).run(batch, {})
+    assert metrics[f"{OLD_GAP}_mean"] == pytest.approx(mean)
+    assert metrics[f"{OLD_GAP}_min"] == pytest.approx(lowest, abs=1e-6)
+    assert metrics[f"{OLD_GAP}_max"] == pytest.approx(0.9)
+    assert "policy/rollout_train_kl_k3" in metrics
+
+
+def test_after_an_old_forward_pass_the_gap_is_not_measured_again():
+    batch = make_batch()
+    batch["rollout_logprobs"] = batch["action_log_probs"] = torch.zeros(4, 2)
+    metrics = UpdateStage(FakeWorkerDispatch(), TrainerConfig(), has_critic=False).run(batch, {})
+    assert not [name for name in metrics if name.startswith(OLD_GAP)]
 
 
 def test_the_time_of_the_first_policy_step_is_kept():
@@ -89,15 +114,14 @@ def test_the_time_of_the_first_policy_step_is_kept():
     assert stage.first_step_at == first is not None
 
 
-def test_steps_reduce_by_maximum_minimum_or_mean():
-    seen = {"a_max": [1.0, 3.0], "b_min": [1.0, 3.0], "loss": [1.0, 3.0]}
-    assert reduce_steps(seen) == {"a_max": 3.0, "b_min": 1.0, "loss": 2.0}
-
-
-@pytest.mark.parametrize(("square", "deviation"), [(0.13, 0.2), (0.0899999, 0.0)])
-def test_the_deviation_of_the_gap_comes_from_its_moments(square, deviation):
-    seen = {f"{GAP}_mean": [0.2, 0.4], f"{GAP}_sq_mean": [square - 0.01, square + 0.01]}
-    assert reduce_steps(seen) == {f"{GAP}_mean": pytest.approx(0.3), f"{GAP}_std": pytest.approx(deviation)}
+def test_a_deviation_comes_from_the_moments_over_all_steps():
+    """Means .2 and .4, mean squares .12 and .14: over both steps .3 and .13, so the deviation is .2."""
+    passes = [{"x_mean": 0.2, "x_sq_mean": 0.12}, {"x_mean": 0.4, "x_sq_mean": 0.14}]
+    metrics = UpdateStage(FakeWorkerDispatch(train_metrics=passes), TrainerConfig(), has_critic=False).run(
+        make_batch(), {}
+    )
+    moments = {name: value for name, value in metrics.items() if name.startswith("policy/x_")}
+    assert moments == {"policy/x_mean": pytest.approx(0.3), "policy/x_std": pytest.approx(0.2)}
 
 
 def test_loss_weights_are_those_of_each_mini_batch():

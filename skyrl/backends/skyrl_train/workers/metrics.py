@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from skyrl.algorithms.mean import Mean, MetricValue
+
 NOT_SUMMED = frozenset({"mtp_loss", "draft_loss"})
 Reduction = Literal["mean", "sum", "max", "min"]
 AllReduce = Callable[[Tensor, Literal["sum", "max", "min"]], Tensor]
@@ -47,6 +49,16 @@ def reduce_metrics(metrics: Mapping[str, Sequence[float]], sum_loss_metrics: boo
     return reduced
 
 
+def finish_moments(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Replace every mean square `<x>_sq_mean` that stands beside `<x>_mean` by the standard deviation `<x>_std`."""
+    done = dict(metrics)
+    for name in metrics:
+        stem = name.removesuffix("_sq_mean")
+        if stem != name and f"{stem}_mean" in metrics:
+            done[f"{stem}_std"] = max(0.0, done.pop(name) - metrics[f"{stem}_mean"] ** 2) ** 0.5
+    return done
+
+
 class MetricBuffer:
     """Collects metrics of micro-batches as tensors; nothing waits for the device before `result`.
 
@@ -78,8 +90,14 @@ class MetricBuffer:
         value = value.detach().double()
         self._lowest[name] = torch.minimum(self._lowest[name], value) if name in self._lowest else value
 
-    def add_named(self, name: str, value: Tensor, weight: Tensor) -> None:
-        """Add the mean of one micro-batch by the rule of its name; ``weight`` is its number of trained tokens."""
+    def add_named(self, name: str, value: MetricValue, weight: Tensor) -> None:
+        """Add what a loss reports of one micro-batch: a `Mean`, or a number by the rule of its name.
+
+        ``weight`` is the micro-batch's number of trained tokens, the weight of a number that is a mean.
+        """
+        if isinstance(value, Mean):
+            self.add_mean(name, value.total, value.count)
+            return
         how = reduction_of(name, sum_loss_metrics=True)
         if how == "max":
             self.add_max(name, torch.where(weight > 0, value, -torch.inf))

@@ -14,13 +14,17 @@ from torch import Tensor
 
 from skyrl.algorithms.kl import compute_approx_kl
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.off_policy.correction import WEIGHT
 from skyrl.algorithms.policy_losses import compute_policy_loss
+from skyrl.algorithms.score_centering import SamplerHead
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.workers.metrics import MetricBuffer
 from skyrl.config.algorithm import AlgorithmConfig
 
 GAP = "minibatch_rollout_logprobs_abs_diff"
-_RHO, _RHO_SQUARE, _RHO_COUNT = "_rho_sum", "_rho_square_sum", "_rho_count"
+RATIO = "rollout_ratio"
+SAMPLE_SIZES = {"ess_rollout": RATIO, "loss_metrics/ess": f"loss_metrics/{WEIGHT}"}
+"""Effective sample sizes, and the weights whose first two moments give them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,10 @@ class PolicyRows:
     """Of the reference."""
     rollout_logprobs: Tensor | None
     """Of the policy that sampled."""
+    support: Tensor | None
+    """Candidates that the sampler kept at each token [rows, response, width], -1 pads."""
+    batch: TrainingInputBatch
+    """All columns, by upstream's names; for losses that ask for them."""
 
     @classmethod
     def from_batch(cls, batch: TrainingInputBatch) -> PolicyRows:
@@ -57,6 +65,8 @@ class PolicyRows:
             old_is_current=bool(batch.metadata.get("old_is_current", False)),
             ref_log_probs=batch.get("base_action_log_probs"),
             rollout_logprobs=batch.get("rollout_logprobs"),
+            support=batch.get("sample_support"),
+            batch=batch,
         )
 
 
@@ -78,6 +88,7 @@ def policy_loss(
     algorithm: AlgorithmConfig,
     scale: LossScale,
     metrics: MetricBuffer,
+    head: SamplerHead | None = None,
 ) -> Float[Tensor, ""]:
     """Value to call backward on; adds the micro-batch's metrics.
 
@@ -89,6 +100,7 @@ def policy_loss(
         algorithm: The config that this loss sees.
         scale: See `LossScale`.
         metrics: Gets this micro-batch's numbers.
+        head: The sampler's head, for score centering.
     """
     loss, loss_metrics = compute_policy_loss(
         loss_name,
@@ -99,6 +111,9 @@ def policy_loss(
         loss_mask=rows.loss_mask,
         rollout_logprobs=rows.rollout_logprobs,
         loss_weights=rows.loss_weights,
+        support=rows.support,
+        topk=head,
+        batch=rows.batch,
     )
     regularizer, undo_mean = _regularizer(rows, log_probs, entropy, algorithm, scale, metrics)
     metrics.add_sum("policy_loss", loss)
@@ -162,9 +177,8 @@ def add_diagnostics(rows: PolicyRows, log_probs: Tensor, entropy: Tensor, metric
     if rows.rollout_logprobs is not None:
         gap = hide(log_probs - rows.rollout_logprobs, trained)
         rho = hide(gap.clamp(-20.0, 20.0).exp(), trained)
-        metrics.add_sum(_RHO, rho.sum())
-        metrics.add_sum(_RHO_SQUARE, rho.square().sum())
-        metrics.add_sum(_RHO_COUNT, count)
+        metrics.add_mean(f"{RATIO}_mean", rho.sum(), count)
+        metrics.add_mean(f"{RATIO}_sq_mean", rho.square().sum(), count)
         gap = gap.abs()
         metrics.add_mean(f"{GAP}_mean", gap.sum(), count)
         metrics.add_mean(f"{GAP}_sq_mean", gap.square().sum(), count)
@@ -173,9 +187,10 @@ def add_diagnostics(rows: PolicyRows, log_probs: Tensor, entropy: Tensor, metric
 
 
 def finish_policy_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Turn the sums over all ranks into `ess_rollout` = (Σρ)² / (N·Σρ²)."""
+    """Add effective sample sizes as a share, (Σw)² / (N·Σw²), from the moments over all ranks."""
     done = dict(metrics)
-    total, square, count = (done.pop(name, 0.0) for name in (_RHO, _RHO_SQUARE, _RHO_COUNT))
-    if count and square:
-        done["ess_rollout"] = total * total / (count * square)
+    for name, weight in SAMPLE_SIZES.items():
+        if f"{weight}_sq_mean" in metrics:
+            square = metrics[f"{weight}_sq_mean"]
+            done[name] = metrics[f"{weight}_mean"] ** 2 / square if square else 0.0
     return done

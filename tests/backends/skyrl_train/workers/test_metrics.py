@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from skyrl.backends.skyrl_train.workers.metrics import MetricBuffer, reduce_metrics
+from skyrl.algorithms.mean import Mean
+from skyrl.backends.skyrl_train.workers.metrics import MetricBuffer, finish_moments, reduce_metrics
 
 
 def alone(values: Tensor, op: str) -> Tensor:
@@ -33,6 +34,34 @@ def test_means_weigh_micro_batches_and_empty_ones_change_nothing() -> None:
     buffer.add_named("clip_ratio", tensor(0.5), tensor(1))
     buffer.add_named("clip_ratio", tensor(float("nan")), tensor(0))
     assert buffer.result(alone) == {"m": 3.5, "clip_ratio": 0.5}
+
+
+def test_a_mean_of_a_loss_weighs_by_its_own_count_whatever_its_name() -> None:
+    """Rows: 1 of 1 and 1 of 3 dropped make 2 of 4; the trained tokens 7 and 0 do not matter."""
+    buffer = MetricBuffer()
+    for name in ("dropped_ratio", "cispo/ratio_max", "mean_loss"):
+        buffer.add_named(name, Mean(tensor(1.0), tensor(1.0)), tensor(7))
+        buffer.add_named(name, Mean(tensor(1.0), tensor(3.0)), tensor(0))
+    assert buffer.result(alone) == {"dropped_ratio": 0.5, "cispo/ratio_max": 0.5, "mean_loss": 0.5}
+
+
+def test_an_extreme_in_a_group_of_metrics_is_an_extreme() -> None:
+    buffer = MetricBuffer()
+    for value in (2.0, 5.0, 3.0):
+        buffer.add_named("loss_metrics/cispo/ratio_max", tensor(value), tensor(1))
+        buffer.add_named("loss_metrics/cispo/ratio_min", tensor(value), tensor(1))
+    assert buffer.result(alone) == {"loss_metrics/cispo/ratio_max": 5.0, "loss_metrics/cispo/ratio_min": 2.0}
+
+
+@pytest.mark.parametrize(("square", "deviation"), [(0.13, 0.2), (0.0899999, 0.0)])
+def test_a_mean_and_a_mean_square_give_a_deviation(square: float, deviation: float) -> None:
+    metrics = {"x_mean": 0.3, "x_sq_mean": square, "alone_sq_mean": 2.0, "other": 1.0}
+    assert finish_moments(metrics) == {
+        "x_mean": 0.3,
+        "x_std": pytest.approx(deviation),
+        "alone_sq_mean": 2.0,
+        "other": 1.0,
+    }
 
 
 def test_extremes_and_sums() -> None:
