@@ -187,8 +187,8 @@ class AlgorithmConfig(BaseConfig):
     """The ratio is clipped from above at 1 plus this."""
     clip_ratio_c: float = 3.0
     """Bound of ``dual_clip`` for negative advantages."""
-    value_clip: float = 0.2
-    """Distance that a value may move from its old one."""
+    value_clip: float | None = 0.2
+    """Distance that a value may move from its old one; None means no bound."""
     use_tis: bool = False
     """Deprecated: use ``off_policy_correction.tis_ratio_type=token``."""
     tis_imp_ratio_cap: float = -1.0
@@ -207,9 +207,25 @@ class AlgorithmConfig(BaseConfig):
     """Sampling until groups teach something."""
     off_policy_correction: OffPolicyCorrectionConfig = field(default_factory=OffPolicyCorrectionConfig)
     """Correction for the gap between sampler and trainer."""
+    on_policy_distillation: bool = False
+    """Learn from a teacher instead of the environment: each token's reward is teacher minus old log-prob, where
+    ``trainer.ref.model.path`` is the teacher; needs ``use_kl_in_reward``."""
     legacy_regularizer_reduction: bool = False
     """Average KL and entropy over each micro-batch instead of with the weights of the loss."""
     enable_sample_support_replay: bool = False
     """Normalise log-probs in training over the candidates that the sampler kept."""
+    sample_support_max_top_k: int = 1024
+    """Highest ``sampling_params.top_k`` with ``enable_sample_support_replay``; each generated token carries so many
+    candidates."""
     score_centering: ScoreCenteringConfig = field(default_factory=ScoreCenteringConfig)
     """Subtracting the score that the sampler expects."""
+
+
+def declares_overlong_again(algorithm: AlgorithmConfig) -> bool:
+    """Whether a subclass has its own ``overlong_buffer_len``.
+
+    Such a subclass punishes long responses in a trainer of its own (upstream's DAPO example), so the library does
+    not, or it would count twice.
+    """
+    own = (cls for cls in type(algorithm).__mro__ if issubclass(cls, AlgorithmConfig) and cls is not AlgorithmConfig)
+    return any("overlong_buffer_len" in vars(cls).get("__annotations__", {}) for cls in own)

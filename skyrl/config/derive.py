@@ -8,10 +8,10 @@ import re
 import tempfile
 import warnings
 
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig, ScoreCenteringConfig
 from skyrl.config.data import DataConfig
 from skyrl.config.generator import GeneratorConfig, default_eval_sampling_params
-from skyrl.config.inference_engine import DeltaWeightSyncConfig
+from skyrl.config.inference_engine import DeltaWeightSyncConfig, InferenceEngineConfig
 from skyrl.config.megatron import DEFAULT_OPTIMIZER_KWARGS, DEFAULT_TRANSFORMER_KWARGS, MegatronConfig
 from skyrl.config.roles import FSDPConfig, MixedPrecisionConfig, ModelConfig
 from skyrl.config.trainer import TrainerConfig
@@ -19,6 +19,9 @@ from skyrl.env_vars import SKYRL_DISABLE_SPEC
 from skyrl.utils.storage import is_cloud_path
 
 logger = logging.getLogger(__name__)
+
+_ENGINE_MAX_LOGPROBS = 20
+"""Log-probs per token that vLLM returns at most unless it is told otherwise."""
 
 TRAIN_SOURCES = {
     "trainer.ref.model.path": "trainer.policy.model.path",
@@ -133,6 +136,7 @@ def _derive_delta_folders(delta: DeltaWeightSyncConfig) -> None:
 def derive_across(trainer: TrainerConfig, generator: GeneratorConfig) -> None:
     """Set what one group takes from another: draft heads, adapters and the log-probs that a correction needs."""
     _derive_draft_heads(trainer, generator)
+    _derive_score_centering(trainer.algorithm.score_centering, generator.inference_engine)
     engine = generator.inference_engine
     if engine.enforce_eager and syncs_adapters(trainer):
         logger.warning(
@@ -157,25 +161,37 @@ def _derive_draft_heads(trainer: TrainerConfig, generator: GeneratorConfig) -> N
         }
 
 
+def _derive_score_centering(centering: ScoreCenteringConfig, engine: InferenceEngineConfig) -> None:
+    """Ask the engine for the head of its distribution, as wide as score centering reads it."""
+    if not centering.enabled:
+        return
+    engine.enable_return_sample_support_set = engine.enable_return_sample_support_logprobs = True
+    kwargs = engine.engine_init_kwargs = engine.engine_init_kwargs or {}
+    if centering.top_k > kwargs.get("max_logprobs", _ENGINE_MAX_LOGPROBS):
+        kwargs["max_logprobs"] = centering.top_k
+
+
 def syncs_adapters(trainer: TrainerConfig) -> bool:
     """Whether weight sync sends LoRA adapters instead of whole weights."""
     merged = trainer.strategy == "megatron" and trainer.policy.megatron_config.lora_config.merge_lora
     return trainer.policy.model.lora.rank > 0 and not merged
 
 
+def corrects_off_policy(correction: OffPolicyCorrectionConfig) -> bool:
+    """Whether any off-policy correction is configured, of whichever of the four kinds."""
+    values = (
+        *(correction.tis_ratio_type, correction.sequence_mask_metric),
+        *(correction.outlier_token_is_threshold_low, correction.outlier_token_is_threshold_high),
+        *(correction.token_mask_is_threshold_low, correction.token_mask_is_threshold_high),
+    )
+    return any(value is not None for value in values)
+
+
 def needs_rollout_logprobs(algorithm: AlgorithmConfig) -> bool:
     """Whether the loss compares the trainer's log-probs with the sampler's."""
-    correction = algorithm.off_policy_correction
-    bounds = (
-        correction.outlier_token_is_threshold_low,
-        correction.outlier_token_is_threshold_high,
-        correction.token_mask_is_threshold_low,
-        correction.token_mask_is_threshold_high,
-    )
     return (
         algorithm.policy_loss_type in {"dppo", "rollout_is"}
         or (algorithm.policy_loss_type == "cispo" and algorithm.cispo.cispo_anchor == "rollout")
-        or correction.tis_ratio_type is not None
-        or correction.sequence_mask_metric is not None
-        or any(bound is not None for bound in bounds)
+        or algorithm.score_centering.enabled
+        or corrects_off_policy(algorithm.off_policy_correction)
     )

@@ -1,32 +1,35 @@
-"""Checks of a whole config before anything starts. They raise and change nothing.
+"""Checks of a whole config before anything starts. They raise, or warn about what runs but is hardly meant.
 
 The section rules live in ``skyrl.config.rules``; here they run in order, and the names of estimators and losses
-are looked up, which user code may have registered.
+are looked up, which user code may have registered. Nothing here changes the config.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.rules.algorithm import check_algorithm
 from skyrl.config.rules.batches import check_batches, uses_critic
+from skyrl.config.rules.correction import check_correction
 from skyrl.config.rules.engine import check_engine, check_engine_urls, check_engine_with_trainer
+from skyrl.config.rules.estimator import check_distillation, check_estimator
+from skyrl.config.rules.filters import check_filters
 from skyrl.config.rules.generator import check_environment, check_generator
+from skyrl.config.rules.methods import ESTIMATORS, LOSSES, EstimatorFacts, LossFacts, loss_facts
 from skyrl.config.rules.paths import check_data_files, check_model_paths, check_output_folders
 from skyrl.config.rules.placement import check_placement
+from skyrl.config.rules.sampler_support import check_score_centering, check_support_replay
 from skyrl.config.rules.trainer import check_async, check_data, check_draft_heads, check_loggers, check_trainer
 from skyrl.config.rules.unbuilt import refuse_unbuilt
 from skyrl.errors import ConfigError
 
-_BUILT_ESTIMATORS = ("grpo", "gae", "rloo", "reinforce++")
-_BUILT_LOSSES = ("regular",)
-_LATER_ESTIMATORS = ("maxrl", "opo", "remax", "gpg", "pass_at_k", "liteppo", "gdpo", "turn_level")
-_LATER_LOSSES = (
-    *("dual_clip", "gspo", "clip_cov", "kl_cov", "cispo", "sapo", "rollout_is", "dppo", "cross_entropy"),
-    *("importance_sampling", "reinforce"),
-)
+if TYPE_CHECKING:
+    from skyrl.utils.registry import Registry
 
 
 def validate_cfg(cfg: SkyRLTrainConfig) -> None:
@@ -39,18 +42,13 @@ def validate_cfg(cfg: SkyRLTrainConfig) -> None:
     check_data(cfg.data)
     _check_rollouts(cfg)
     check_draft_heads(cfg.trainer)
-    check_algorithm(
-        cfg.trainer.algorithm,
-        has_critic=uses_critic(cfg.trainer),
-        step_wise=cfg.generator.step_wise_trajectories,
-    )
+    _check_algorithm(cfg)
     check_async(cfg.trainer)
     check_engine_with_trainer(cfg.generator.inference_engine, cfg.trainer)
     check_batches(cfg.trainer, cfg.generator.n_samples_per_prompt)
     check_placement(cfg.trainer, cfg.generator.inference_engine)
     refuse_unbuilt(cfg)
     check_loggers(cfg.trainer.logger)
-    _check_registered_names(cfg.trainer.algorithm.advantage_estimator, cfg.trainer.algorithm.policy_loss_type)
 
 
 def validate_generator_cfg(cfg: SkyRLTrainConfig) -> None:
@@ -93,25 +91,71 @@ def validate_run(cfg: SkyRLTrainConfig) -> None:
     validate_paths(cfg)
 
 
-def _check_registered_names(estimator: str, loss: str) -> None:
-    """Ask the registries only about names that are not built in: they import torch."""
-    if estimator not in _BUILT_ESTIMATORS:
-        from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
+def _check_algorithm(cfg: SkyRLTrainConfig) -> None:
+    """Check the learning rule by itself, then against the rollouts and models that it gets."""
+    algorithm, generator = cfg.trainer.algorithm, cfg.generator
+    check_algorithm(algorithm, step_wise=generator.step_wise_trajectories)
+    estimator, loss = _estimator_facts(algorithm.advantage_estimator), _loss_facts(algorithm)
+    check_estimator(algorithm, estimator, generator, has_critic=uses_critic(cfg.trainer))
+    check_correction(algorithm, loss, logprobs=generator.sampling_params.logprobs)
+    check_filters(algorithm, generator)
+    check_support_replay(algorithm, generator)
+    check_score_centering(algorithm, loss, generator)
+    check_distillation(cfg.trainer, estimator)
 
-        known = AdvantageEstimatorRegistry.list_available()
-        _require_registered("trainer.algorithm.advantage_estimator", estimator, known, _LATER_ESTIMATORS)
-    if loss not in _BUILT_LOSSES:
-        from skyrl.algorithms.policy_losses import PolicyLossRegistry
 
-        known = PolicyLossRegistry.list_available()
-        _require_registered("trainer.algorithm.policy_loss_type", loss, known, _LATER_LOSSES)
+def _estimator_facts(name: str) -> EstimatorFacts:
+    """Say what an estimator needs; the registry, which imports torch, is asked only about users' functions.
+
+    Raises:
+        ConfigError: nobody registered the name.
+    """
+    if name in ESTIMATORS and "skyrl.algorithms.advantages" not in sys.modules:
+        return ESTIMATORS[name]
+    from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
+
+    _require_registered("trainer.algorithm.advantage_estimator", name, AdvantageEstimatorRegistry)
+    if name in ESTIMATORS and _is_built_in(AdvantageEstimatorRegistry.get(name)):
+        return ESTIMATORS[name]
+    traits = AdvantageEstimatorRegistry.traits(name)
+    return EstimatorFacts(
+        outcome=traits.outcome, needs_values=traits.needs_values, needs_baseline=traits.needs_baseline
+    )
 
 
-def _require_registered(key: str, name: str, known: Collection[str], later: Collection[str]) -> None:
+def _loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
+    """Say what a loss needs, as `_estimator_facts` does."""
+    name = algorithm.policy_loss_type
+    if name in LOSSES and "skyrl.algorithms.policy_losses" not in sys.modules:
+        return loss_facts(algorithm)
+    from skyrl.algorithms.policy_losses import PolicyLossRegistry
+    from skyrl.algorithms.signatures import named_keywords
+
+    _require_registered("trainer.algorithm.policy_loss_type", name, PolicyLossRegistry)
+    function = PolicyLossRegistry.get(name)
+    if name in LOSSES and _is_built_in(function):
+        return loss_facts(algorithm)
+    traits, keywords = PolicyLossRegistry.traits(name), named_keywords(function)
+    need = traits.needs_rollout_logprobs
+    return LossFacts(
+        needs_rollout_logprobs=need(algorithm) if callable(need) else need,
+        correctable=traits.correctable,
+        corrects_itself="loss_weights" not in keywords,
+        reads_head="topk" in keywords,
+    )
+
+
+def _is_built_in(function: Callable[..., Any]) -> bool:
+    return function.__module__.startswith("skyrl.algorithms.")
+
+
+def _require_registered(key: str, name: str, registry: Registry[Any, Any]) -> None:
+    known = registry.list_available()
     if name in known:
         return
-    if name in later:
-        raise ConfigError(f"{key}={name} is not built yet; use one of {', '.join(sorted(known))}")
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, known, n=1)
     advice = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"{key}={name}: must be one of {', '.join(sorted(known))}, or a name that you register{advice}")
+    raise ConfigError(
+        f"{key}={name}: must be one of {', '.join(known)}, or a name that the script registers before the run starts"
+        f"{advice}"
+    )

@@ -8,12 +8,18 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
+from skyrl.algorithms.advantages import AdvantageEstimatorRegistry, register_advantage_estimator
+from skyrl.algorithms.policy_losses import PolicyLossRegistry, register_policy_loss
+from skyrl.algorithms.signatures import named_keywords
+from skyrl.config.algorithm import AlgorithmConfig, CISPOConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.rules.algorithm import KL_ESTIMATORS, LOSS_REDUCTIONS
+from skyrl.config.rules.methods import ESTIMATORS, LOSSES, loss_facts
 from skyrl.config.rules.trainer import check_loggers
 from skyrl.config.rules.unbuilt import UNBUILT
 from skyrl.errors import ConfigError
 from skyrl.train.validate import validate_cfg, validate_generator_cfg
+from skyrl.utils.registry import Registry
 
 ENGINE = "generator.inference_engine"
 PLACE = "trainer.placement"
@@ -194,11 +200,6 @@ def test_settings_that_can_run(tokens: list[str]):
         ("trainer.policy.optimizer_config.scheduler", "reduce_lr_on_plateau"),
         ("trainer.ref.fsdp_config.mixed_precision.buffer_dtype", "bf16"),
         ("trainer.max_tokens_per_microbatch", "4096"),
-        ("trainer.algorithm.zero_variance_filter", "true"),
-        ("trainer.algorithm.dynamic_sampling.type", "filter"),
-        ("trainer.algorithm.overlong_buffer_len", "128"),
-        ("trainer.algorithm.score_centering.enabled", "true"),
-        ("trainer.algorithm.off_policy_correction.tis_ratio_type", "token"),
         ("generator.step_wise_trajectories", "true"),
         ("generator.vision_language_generator", "true"),
         ("generator.chat_template.name_or_path", "qwen"),
@@ -228,10 +229,16 @@ def test_every_refusal_names_a_key_whose_default_passes():
         assert not entry.is_asked(value), entry.key
 
 
-@pytest.mark.parametrize("name", ["dual_clip", "gspo", "rollout_is", "cispo"])
-def test_a_loss_of_upstream_that_is_missing_is_refused_as_not_built(name: str):
-    with pytest.raises(ConfigError, match=f"policy_loss_type={name}.*not built yet"):
-        validate_cfg(compose(f"trainer.algorithm.policy_loss_type={name}"))
+def test_what_needs_the_engines_candidates_is_refused_by_the_switch_that_asks_for_them():
+    centered = ["trainer.algorithm.score_centering.enabled=true", "trainer.algorithm.policy_loss_type=reinforce"]
+    with pytest.raises(ConfigError, match=r"score_centering\.enabled=true: not built yet"):
+        validate_cfg(compose(*centered))
+    replayed = ["enable_sample_support_replay=true", "sample_support_max_top_k=20"]
+    tokens = [f"trainer.algorithm.{token}" for token in replayed]
+    with pytest.raises(ConfigError, match=r"enable_sample_support_replay=true: not built yet"):
+        validate_cfg(
+            compose(*tokens, f"{ENGINE}.enable_return_sample_support_set=true", "generator.sampling_params.top_k=20")
+        )
 
 
 def test_an_unknown_name_gets_a_suggestion():
@@ -241,30 +248,134 @@ def test_an_unknown_name_gets_a_suggestion():
         validate_cfg(compose("trainer.algorithm.advantage_estimator=grppo"))
 
 
-def test_registered_names_are_accepted():
-    from skyrl.algorithms.advantages import AdvantageEstimatorRegistry, register_advantage_estimator
-    from skyrl.algorithms.policy_losses import PolicyLossRegistry, register_policy_loss
-
-    config = compose("trainer.algorithm.policy_loss_type=mine", "trainer.algorithm.advantage_estimator=mine")
-    register_policy_loss("mine")(lambda **kwargs: None)
-    register_advantage_estimator("mine")(lambda **kwargs: None)
-    try:
-        validate_cfg(config)
-    finally:
-        PolicyLossRegistry.unregister("mine")
-        AdvantageEstimatorRegistry.unregister("mine")
+def built_in(registry: Registry) -> set[str]:
+    names = registry.list_available()
+    return {name for name in names if registry.get(name).__module__.startswith("skyrl.algorithms.")}
 
 
 def test_the_names_that_the_config_knows_are_those_of_the_algorithms():
     from skyrl.algorithms import kl, loss_reduction
-    from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
-    from skyrl.algorithms.policy_losses import PolicyLossRegistry
-    from skyrl.train import validate
 
     assert set(LOSS_REDUCTIONS) == set(loss_reduction.LOSS_REDUCTIONS)
     assert set(KL_ESTIMATORS) == set(kl.KL_ESTIMATORS)
-    assert set(validate._BUILT_ESTIMATORS) <= set(AdvantageEstimatorRegistry.list_available())
-    assert set(validate._BUILT_LOSSES) <= set(PolicyLossRegistry.list_available())
+    assert set(ESTIMATORS) == built_in(AdvantageEstimatorRegistry)
+    assert set(LOSSES) == built_in(PolicyLossRegistry)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_rules_and_the_registry_say_the_same_of_an_estimator(name: str):
+    facts, traits = ESTIMATORS[name], AdvantageEstimatorRegistry.traits(name)
+    assert (facts.outcome, facts.needs_values, facts.needs_baseline) == (
+        traits.outcome,
+        traits.needs_values,
+        traits.needs_baseline,
+    )
+
+
+@pytest.mark.parametrize("anchor", ["old", "rollout"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_rules_and_the_registry_say_the_same_of_a_loss(name: str, anchor: str):
+    algorithm = AlgorithmConfig(policy_loss_type=name, cispo=CISPOConfig(cispo_anchor=anchor))
+    facts, traits = loss_facts(algorithm), PolicyLossRegistry.traits(name)
+    need = traits.needs_rollout_logprobs
+    assert facts.correctable == traits.correctable
+    assert facts.needs_rollout_logprobs == (need(algorithm) if callable(need) else need)
+    assert not facts.corrects_itself and "loss_weights" in named_keywords(PolicyLossRegistry.get(name))
+    assert facts.reads_head == ("topk" in named_keywords(PolicyLossRegistry.get(name)))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_built_in_estimator_passes(name: str):
+    tokens = ["trainer.critic.model.path=a/b"] if name == "gae" else []
+    validate_cfg(compose(f"trainer.algorithm.advantage_estimator={name}", *tokens))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_built_in_loss_passes(name: str):
+    validate_cfg(compose(f"trainer.algorithm.policy_loss_type={name}"))
+
+
+@pytest.fixture
+def register():
+    """Register users' functions for one test."""
+    added = []
+
+    def add(registry: Registry, name: str, decorator, function):
+        if name in registry:
+            registry.unregister(name)
+        decorator(function)
+        added.append((registry, name))
+
+    yield add
+    for registry, name in added:
+        registry.unregister(name)
+        registry.repopulate_registry()
+
+
+CORRECTION = "trainer.algorithm.off_policy_correction"
+OWN_LOSS = "trainer.algorithm.policy_loss_type=own"
+
+
+def test_a_users_loss_that_needs_the_samplers_log_probs_cannot_do_without(register):
+    register(
+        PolicyLossRegistry,
+        "own",
+        register_policy_loss("own", needs_rollout_logprobs=lambda algorithm: algorithm.use_kl_loss),
+        lambda log_probs, old_log_probs, advantages, config, loss_mask, rollout_logprobs: log_probs.sum(),
+    )
+    without = "generator.sampling_params.logprobs=null"
+    with pytest.raises(ConfigError, match=r"policy_loss_type=own needs .*sampling_params\.logprobs=null; set .*=1"):
+        validate_cfg(compose(OWN_LOSS, without))
+    validate_cfg(compose(OWN_LOSS, without, "trainer.algorithm.use_kl_loss=false"))
+
+
+def test_a_users_loss_that_cannot_be_corrected_is_not(register):
+    register(
+        PolicyLossRegistry,
+        "own",
+        register_policy_loss("own", correctable=False),
+        lambda log_probs, old_log_probs, advantages, config, *, loss_weights: log_probs.sum(),
+    )
+    with pytest.raises(ConfigError, match=r"policy_loss_type=own does not work with .*sequence_mask_metric=product"):
+        validate_cfg(compose(OWN_LOSS, f"{CORRECTION}.sequence_mask_metric=product"))
+    validate_cfg(compose(OWN_LOSS))
+
+
+def test_a_users_loss_without_weights_is_warned_that_it_corrects_itself(register, caplog):
+    register(
+        PolicyLossRegistry,
+        "own",
+        register_policy_loss("own"),
+        lambda log_probs, old_log_probs, advantages, config, loss_mask: log_probs.sum(),
+    )
+    validate_cfg(compose(OWN_LOSS))
+    assert "loss_weights" not in caplog.text
+    validate_cfg(compose(OWN_LOSS, f"{CORRECTION}.tis_ratio_type=token"))
+    assert "policy_loss_type=own takes no loss_weights" in caplog.text
+    assert "call apply_off_policy_correction inside the loss" in caplog.text
+
+
+def test_the_traits_of_a_users_estimator_are_checked(register):
+    register(
+        AdvantageEstimatorRegistry,
+        "own",
+        register_advantage_estimator("own", outcome=False, needs_values=True),
+        lambda **kwargs: None,
+    )
+    own = "trainer.algorithm.advantage_estimator=own"
+    with pytest.raises(ConfigError, match=r"advantage_estimator=own needs a critic.*critic\.model\.path=null"):
+        validate_cfg(compose(own))
+    with pytest.raises(ConfigError, match=r"advantage_estimator=own .*step_wise_trajectories=true"):
+        validate_cfg(compose(own, "trainer.critic.model.path=a/b", "generator.step_wise_trajectories=true"))
+    validate_cfg(compose(own, "trainer.critic.model.path=a/b"))
+
+
+def test_a_users_function_of_a_built_in_name_has_its_own_needs(register):
+    token, alone = "trainer.algorithm.advantage_estimator=opo", "generator.n_samples_per_prompt=1"
+    with pytest.raises(ConfigError, match=r"advantage_estimator=opo compares the rollouts"):
+        validate_cfg(compose(token, alone))
+    register(AdvantageEstimatorRegistry, "opo", register_advantage_estimator("opo"), lambda **kwargs: None)
+    validate_cfg(compose(token, alone))
 
 
 def test_wandb_needs_its_key_and_console_needs_none():

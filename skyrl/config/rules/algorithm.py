@@ -1,9 +1,14 @@
-"""Rules of the learning rule (`trainer.algorithm`)."""
+"""Rules of the learning rule (`trainer.algorithm`) by itself: values, ranges and choices.
+
+What it needs of the rollouts is in ``estimator``, ``correction``, ``filters`` and ``sampler_support``.
+"""
 
 from __future__ import annotations
 
+import math
+from numbers import Real
+
 from skyrl.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.config.derive import needs_rollout_logprobs
 from skyrl.config.rules.choices import require_at_least, require_choice, require_positive, require_share
 from skyrl.errors import ConfigError
 
@@ -12,7 +17,7 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 _KEY = "trainer.algorithm"
 
 
-def check_algorithm(algorithm: AlgorithmConfig, *, has_critic: bool, step_wise: bool = False) -> None:
+def check_algorithm(algorithm: AlgorithmConfig, *, step_wise: bool = False) -> None:
     """Check everything but the names of the estimator and the loss, which user code may register.
 
     Raises:
@@ -22,28 +27,13 @@ def check_algorithm(algorithm: AlgorithmConfig, *, has_critic: bool, step_wise: 
         raise ConfigError(f"{_KEY}.use_kl_loss=true and {_KEY}.use_kl_in_reward=true exclude each other; turn one off")
     require_choice(f"{_KEY}.kl_estimator_type", algorithm.kl_estimator_type, KL_ESTIMATORS)
     require_choice(f"{_KEY}.kl_ctrl.type", algorithm.kl_ctrl.type, ("fixed", "adaptive"))
+    require_positive(f"{_KEY}.kl_ctrl.kl_target", algorithm.kl_ctrl.kl_target)
     require_positive(f"{_KEY}.kl_ctrl.horizon", algorithm.kl_ctrl.horizon)
-    _check_estimator(algorithm, has_critic, step_wise)
     _check_reduction(algorithm, step_wise)
     _check_ranges(algorithm)
-    require_choice(f"{_KEY}.dynamic_sampling.type", algorithm.dynamic_sampling.type, (None, "filter", "replace"))
-    require_at_least(
-        f"{_KEY}.dynamic_sampling.max_sample_batches", algorithm.dynamic_sampling.max_sample_batches, 1, unless=[-1]
-    )
-    require_choice(f"{_KEY}.cispo.cispo_anchor", algorithm.cispo.cispo_anchor, ("old", "rollout"))
-    require_choice(f"{_KEY}.dppo.dppo_type", algorithm.dppo.dppo_type, ("binary_tv", "binary_kl"))
-    require_choice(
-        f"{_KEY}.score_centering.tail", algorithm.score_centering.tail, ("proportional", "drop", "renormalize")
-    )
-    _check_correction(algorithm)
-
-
-def _check_estimator(algorithm: AlgorithmConfig, has_critic: bool, step_wise: bool) -> None:
-    key, name = f"{_KEY}.advantage_estimator", algorithm.advantage_estimator
-    if name == "gae" and not has_critic:
-        raise ConfigError(f"{key}=gae needs a critic; set trainer.critic.model.path")
-    if step_wise and name in {"gae", "reinforce++"}:
-        raise ConfigError(f"{key}={name} does not work with generator.step_wise_trajectories=true; use grpo or rloo")
+    _check_losses(algorithm)
+    _check_reward_weights(algorithm)
+    _check_correction_ranges(algorithm.off_policy_correction)
 
 
 def _check_reduction(algorithm: AlgorithmConfig, step_wise: bool) -> None:
@@ -60,17 +50,41 @@ def _check_reduction(algorithm: AlgorithmConfig, step_wise: bool) -> None:
 def _check_ranges(algorithm: AlgorithmConfig) -> None:
     if algorithm.temperature is not None:
         require_positive(f"{_KEY}.temperature", algorithm.temperature)
-    for name in ("kl_loss_coef", "entropy_loss_coef", "eps_clip_low", "eps_clip_high", "value_clip"):
+    for name in ("kl_loss_coef", "entropy_loss_coef", "zero_variance_filter_tol"):
         require_at_least(f"{_KEY}.{name}", getattr(algorithm, name), 0)
-    require_at_least(f"{_KEY}.zero_variance_filter_tol", algorithm.zero_variance_filter_tol, 0)
+    require_at_least(f"{_KEY}.value_clip", algorithm.value_clip, 0, unless=[None])
     require_share(f"{_KEY}.lambd", algorithm.lambd)
     require_share(f"{_KEY}.gamma", algorithm.gamma)
-    if algorithm.clip_ratio_c <= 1:
-        raise ConfigError(f"{_KEY}.clip_ratio_c={algorithm.clip_ratio_c}: must be above 1")
 
 
-def _check_correction(algorithm: AlgorithmConfig) -> None:
-    correction = algorithm.off_policy_correction
+def _check_losses(algorithm: AlgorithmConfig) -> None:
+    """Check the settings of every loss, the chosen one or not."""
+    for name in (
+        *("eps_clip_low", "eps_clip_high", "clip_cov.clip_cov_lb", "kl_cov.ppo_kl_coef"),
+        *("cispo.cispo_eps_clip_low", "cispo.cispo_eps_clip_high", "dppo.delta_low", "dppo.delta_high"),
+    ):
+        *group, leaf = name.split(".")
+        require_at_least(f"{_KEY}.{name}", getattr(getattr(algorithm, group[0]) if group else algorithm, leaf), 0)
+    if not algorithm.clip_ratio_c > 1:
+        raise ConfigError(f"{_KEY}.clip_ratio_c={algorithm.clip_ratio_c}: must be above 1, such as 3 or 10")
+    require_positive(f"{_KEY}.sapo.tau_pos", algorithm.sapo.tau_pos)
+    require_positive(f"{_KEY}.sapo.tau_neg", algorithm.sapo.tau_neg)
+    require_share(f"{_KEY}.clip_cov.clip_ratio", algorithm.clip_cov.clip_ratio)
+    require_share(f"{_KEY}.kl_cov.kl_cov_frac", algorithm.kl_cov.kl_cov_frac)
+    lowest, highest = algorithm.clip_cov.clip_cov_lb, algorithm.clip_cov.clip_cov_ub
+    if not lowest < highest:
+        raise ConfigError(f"{_KEY}.clip_cov.clip_cov_lb={lowest} must be below {_KEY}.clip_cov.clip_cov_ub={highest}")
+    require_choice(f"{_KEY}.cispo.cispo_anchor", algorithm.cispo.cispo_anchor, ("old", "rollout"))
+    require_choice(f"{_KEY}.dppo.dppo_type", algorithm.dppo.dppo_type, ("binary_tv", "binary_kl"))
+
+
+def _check_reward_weights(algorithm: AlgorithmConfig) -> None:
+    for name, weight in (algorithm.reward_weights or {}).items():
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+            raise ConfigError(f"{_KEY}.reward_weights.{name}={weight}: must be a finite number, such as 0.5")
+
+
+def _check_correction_ranges(correction: OffPolicyCorrectionConfig) -> None:
     key = f"{_KEY}.off_policy_correction"
     require_choice(f"{key}.tis_ratio_type", correction.tis_ratio_type, (None, "token", "sequence"))
     require_choice(f"{key}.sequence_mask_metric", correction.sequence_mask_metric, (None, "product", "geometric"))
@@ -80,13 +94,10 @@ def _check_correction(algorithm: AlgorithmConfig) -> None:
     _require_interval(correction, "product_mask_low", "product_mask_high")
     _require_interval(correction, "outlier_token_is_threshold_low", "outlier_token_is_threshold_high")
     _require_interval(correction, "token_mask_is_threshold_low", "token_mask_is_threshold_high")
-    if (correction.token_mask_is_threshold_low is None) != (correction.token_mask_is_threshold_high is None):
-        raise ConfigError(f"{key}: set both token_mask_is_threshold_low and token_mask_is_threshold_high, or neither")
-    loss = algorithm.policy_loss_type
-    if loss in {"clip_cov", "kl_cov"} and needs_rollout_logprobs(algorithm):
-        raise ConfigError(f"{_KEY}.policy_loss_type={loss} does not work with {key}; turn one of them off")
-    if loss == "cispo" and algorithm.cispo.cispo_anchor == "rollout" and correction.tis_ratio_type is not None:
-        raise ConfigError(f"{_KEY}.cispo.cispo_anchor=rollout needs {key}.tis_ratio_type=null: it corrects already")
+    bounds = ("token_mask_is_threshold_low", "token_mask_is_threshold_high")
+    missing = [name for name in bounds if getattr(correction, name) is None]
+    if len(missing) == 1:
+        raise ConfigError(f"{key}.{missing[0]}=null: set both {' and '.join(bounds)}, or neither")
 
 
 def _require_interval(correction: OffPolicyCorrectionConfig, low: str, high: str) -> None:

@@ -42,7 +42,6 @@ def _is(*names: str) -> Callable[[Any], bool]:
 _ROLES = ("policy", "ref", "critic")
 _OPEN_SCHEDULES = ("reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
 """They need a metric, a least learning rate or a number of decay steps, and no key gives one."""
-_CORRECTION = "trainer.algorithm.off_policy_correction"
 _ENGINE = "generator.inference_engine"
 
 UNBUILT = (
@@ -75,17 +74,8 @@ UNBUILT = (
     Unbuilt("trainer.mtp.enabled", bool, "draft heads"),
     Unbuilt("trainer.fully_async.enabled", bool, "fully asynchronous training"),
     Unbuilt("trainer.fully_async.simulate_training", bool, "simulated training"),
-    Unbuilt("trainer.algorithm.dynamic_sampling.type", _is_set, "dynamic sampling"),
-    Unbuilt("trainer.algorithm.zero_variance_filter", bool, "the zero-variance filter"),
-    Unbuilt("trainer.algorithm.overlong_buffer_len", _is_set, "overlong punishment"),
     Unbuilt("trainer.algorithm.enable_sample_support_replay", bool, "sample-support replay"),
     Unbuilt("trainer.algorithm.score_centering.enabled", bool, "score centering"),
-    Unbuilt(f"{_CORRECTION}.tis_ratio_type", _is_set, "off-policy correction"),
-    Unbuilt(f"{_CORRECTION}.sequence_mask_metric", _is_set, "off-policy correction"),
-    Unbuilt(f"{_CORRECTION}.outlier_token_is_threshold_low", _is_set, "off-policy correction"),
-    Unbuilt(f"{_CORRECTION}.outlier_token_is_threshold_high", _is_set, "off-policy correction"),
-    Unbuilt(f"{_CORRECTION}.token_mask_is_threshold_low", _is_set, "off-policy correction"),
-    Unbuilt(f"{_CORRECTION}.token_mask_is_threshold_high", _is_set, "off-policy correction"),
     Unbuilt("generator.step_wise_trajectories", bool, "step-wise trajectories"),
     Unbuilt("generator.merge_stepwise_output", bool, "merging of step-wise rows"),
     Unbuilt("generator.vision_language_generator", bool, "the vision-language generator"),
