@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from skyrl.algorithms.loss_reduction import LOSS_REDUCTIONS, compute_loss_weights
+from skyrl.algorithms.mean import Mean
+from skyrl.algorithms.off_policy import apply_off_policy_correction
 from skyrl.algorithms.policy_losses import PolicyLossRegistry, compute_policy_loss, register_policy_loss
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.errors import ConfigError
 
 CONFIG = AlgorithmConfig()
@@ -111,3 +113,107 @@ def test_a_wrong_shape_names_the_tensor_and_both_shapes(name):
 def test_a_loss_that_is_no_scalar_is_refused():
     with pytest.raises(ValueError, match=r"returned shape \(2,\); sum it"):
         call(lambda logp, *_: logp.sum(dim=1))
+
+
+CORRECTED = AlgorithmConfig(
+    off_policy_correction=OffPolicyCorrectionConfig(
+        tis_ratio_type="token",
+        token_tis_ratio_clip_high=2.0,
+        token_mask_is_threshold_low=0.5,
+        token_mask_is_threshold_high=9.0,
+    )
+)
+SAMPLER = OLD - torch.tensor([[4.0, 1.5], [0.4, 1.0]]).log()  # ratios of the old policy to the sampler
+
+
+def test_a_correction_becomes_factors_of_the_weights():
+    """Ratios 4 (capped at 2), 1.5 and .4 (dropped)."""
+    weights = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    received = []
+
+    def loss(log_probs, old_log_probs, advantages, config, loss_mask, *, loss_weights):
+        received.append(loss_weights)
+        return log_probs.sum()
+
+    _, metrics = call(loss, config=CORRECTED, rollout_logprobs=SAMPLER, loss_weights=weights)
+    call(loss, config=CORRECTED, rollout_logprobs=SAMPLER)
+    assert received[0].tolist() == [pytest.approx([0.2, 0.3]), [0.0, 0.0]]
+    assert received[1].tolist() == [pytest.approx([2.0, 1.5]), [0.0, 0.0]]
+    assert metrics["token_mask_ratio"].item() == pytest.approx(1 / 3)
+    assert metrics["is_ratio_max"].item() == pytest.approx(4.0)
+
+
+def test_a_loss_without_weights_corrects_by_itself_and_equals_the_built_in_one():
+    weights = torch.tensor([[0.1, 0.1], [0.3, 0.3]])
+
+    def upstreams(log_probs, old_log_probs, advantages, config, loss_mask=None, rollout_logprobs=None):
+        ratio = (log_probs - old_log_probs).exp()
+        clipped = ratio.clamp(1 - config.eps_clip_low, 1 + config.eps_clip_high)
+        loss, mask, metrics = apply_off_policy_correction(
+            -torch.minimum(ratio * advantages, clipped * advantages),
+            old_log_probs, rollout_logprobs, loss_mask, config.off_policy_correction,
+        )  # fmt: skip
+        return (loss * mask).sum(), metrics
+
+    given = {"config": CORRECTED, "rollout_logprobs": SAMPLER, "loss_weights": weights}
+    custom, own_metrics = call(upstreams, **given)
+    built_in, metrics = call("regular", **given)
+    assert custom.item() == pytest.approx(built_in.item(), rel=1e-6)
+    assert isinstance(own_metrics["token_mask_ratio"], Mean)
+    assert own_metrics["token_mask_ratio"].item() == metrics["token_mask_ratio"].item()
+
+
+def test_a_loss_without_weights_is_not_corrected_from_outside():
+    advantages = torch.ones(2, 2)
+    corrected, metrics = call(plain_ppo, config=CORRECTED, rollout_logprobs=SAMPLER, advantages=advantages)
+    plain, _ = call(plain_ppo, advantages=advantages)
+    assert corrected.item() == plain.item()
+    assert list(metrics) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        ("rollout_logprobs", r"needs rollout_logprobs; set generator\.sampling_params\.logprobs"),
+        ("old_log_probs", "skipped"),
+    ],
+)
+def test_a_correction_names_the_log_probs_that_it_lacks(missing, text):
+    def loss(log_probs, old_log_probs, advantages, *, loss_weights):
+        return log_probs.sum()
+
+    with pytest.raises(ValueError, match=text):
+        call(loss, config=CORRECTED, **{missing: None})
+
+
+def test_extras_reach_only_losses_that_name_them():
+    support, batch = torch.zeros(2, 2, 3), {"loss_mask": MASK}
+
+    def named(log_probs, old_log_probs, advantages, *, support, topk, batch):
+        return log_probs.sum(), {"width": support.shape[-1], "columns": len(batch), "head": topk is None}
+
+    _, metrics = call(named, support=support, batch=batch)
+    assert {name: value.item() for name, value in metrics.items()} == {"width": 3.0, "columns": 1.0, "head": 1.0}
+
+    def with_kwargs(log_probs, old_log_probs, advantages, **kwargs):
+        assert not kwargs.keys() & {"support", "topk", "batch", "loss_weights"}
+        return log_probs.sum()
+
+    call(with_kwargs, support=support, batch=batch)
+
+
+def test_masked_nan_in_every_input_reaches_neither_loss_nor_gradient():
+    hidden = MASK == 0
+    given = {
+        name: tensor.masked_fill(hidden, float("nan"))
+        for name, tensor in {"old_log_probs": OLD, "advantages": ADVANTAGES, "rollout_logprobs": SAMPLER}.items()
+    }
+    log_probs = LOG_PROBS.masked_fill(hidden, float("-inf")).requires_grad_()
+    weights = torch.full((2, 2), 0.25)
+    loss, metrics = call("regular", log_probs=log_probs, config=CORRECTED, loss_weights=weights, **given)
+    loss.backward()
+    clean, _ = call("regular", config=CORRECTED, loss_weights=weights, rollout_logprobs=SAMPLER)
+    assert loss.item() == clean.item()
+    assert log_probs.grad.isfinite().all()
+    assert log_probs.grad[hidden].tolist() == [0.0]
+    assert all(torch.tensor(value.item()).isfinite() for value in metrics.values())

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from skyrl.algorithms.loss_reduction import compute_loss_weights
+from skyrl.algorithms.policy_losses import PolicyLossRegistry, register_policy_loss
+from skyrl.algorithms.score_centering import SamplerHead
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.workers.metrics import MetricBuffer
 from skyrl.backends.skyrl_train.workers.policy import LossScale, PolicyRows, finish_policy_metrics, policy_loss
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
 from tests.backends.skyrl_train.workers.batches import ROWS, make_batch
 
 
@@ -124,3 +126,59 @@ def test_a_missing_reference_is_named() -> None:
     batch["base_action_log_probs"] = None
     with pytest.raises(ValueError, match="base_action_log_probs"):
         run(batch, [], 1, config())
+
+
+def test_a_correction_weighs_the_policy_term_and_neither_kl_nor_entropy() -> None:
+    """Token weights min(exp(old - sampler), 1.02), by hand; everything is divided by all trained tokens."""
+    batch = reduced(make_batch(), "token_mean")
+    correction = OffPolicyCorrectionConfig(tis_ratio_type="token", token_tis_ratio_clip_high=1.02)
+    _, metrics = run(batch, [3], 2, config(off_policy_correction=correction))
+    _, plain = run(batch, [3], 2, config())
+    mask = batch["loss_mask"].bool()
+    ratio, advantages = torch.full_like(batch["advantages"], 0.3).exp(), batch["advantages"]
+    token_losses = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    weights = (batch["action_log_probs"] - batch["rollout_logprobs"]).exp().clamp(max=1.02)
+    expected = (token_losses * weights)[mask].mean().item()
+    assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-4)
+    assert metrics["final_loss"] - metrics["policy_loss"] == pytest.approx(
+        plain["final_loss"] - plain["policy_loss"], rel=1e-4
+    )
+    trained = weights[mask]
+    assert metrics["loss_metrics/correction_weight_mean"] == pytest.approx(trained.mean().item(), rel=1e-4)
+    assert metrics["loss_metrics/ess"] == pytest.approx(
+        (trained.sum() ** 2 / (len(trained) * trained.square().sum())).item(), rel=1e-4
+    )
+    assert metrics["loss_metrics/kept_token_ratio"] == 1.0
+
+
+def test_a_mini_batch_whose_tokens_are_all_dropped_has_no_effective_sample() -> None:
+    batch = reduced(make_batch(), "token_mean")
+    correction = OffPolicyCorrectionConfig(token_mask_is_threshold_low=90.0, token_mask_is_threshold_high=91.0)
+    algorithm = AlgorithmConfig(use_kl_loss=False, temperature=1.0, off_policy_correction=correction)
+    grad, metrics = run(batch, [4], 1, algorithm)
+    assert not grad.any()
+    assert (metrics["loss_metrics/ess"], metrics["loss_metrics/kept_token_ratio"], metrics["policy_loss"]) == (0, 0, 0)
+
+
+def test_a_loss_may_ask_for_the_samplers_support_and_head_and_for_all_columns() -> None:
+    batch = reduced(make_batch(), "token_mean")
+    batch["sample_support"] = torch.zeros(ROWS, batch["loss_mask"].shape[1], 2, dtype=torch.int32)
+    log_probs = torch.zeros_like(batch["loss_mask"])
+    ids = torch.zeros(*log_probs.shape, 1, dtype=torch.int32)
+    head = SamplerHead(ids=ids, sampler_log_probs=ids.float(), log_probs=ids.float(), sampled_ids=ids[..., 0])
+    seen = []
+
+    def curious(log_probs, old_log_probs, advantages, config, *, loss_weights, support, topk, batch):  # type: ignore[no-untyped-def]
+        seen.extend([support, topk, batch])
+        return log_probs.sum()
+
+    register_policy_loss("curious")(curious)
+    try:
+        rows, scale = PolicyRows.from_batch(batch), LossScale(dp_size=1, row_share=1.0)
+        algorithm = AlgorithmConfig(use_kl_loss=False, temperature=1.0)
+        policy_loss(rows, log_probs, log_probs, "curious", algorithm, scale, MetricBuffer(), head=head)
+    finally:
+        PolicyLossRegistry.unregister("curious")
+    assert seen[0] is batch["sample_support"]
+    assert seen[1] is head
+    assert seen[2] is batch
