@@ -14,7 +14,7 @@ from skyrl.algorithms.score_centering import SamplerHead, expected_score
 from skyrl.config.algorithm import AlgorithmConfig
 
 
-@register_policy_loss("rollout_is", needs_old_logprobs=False, needs_rollout_logprobs=True)
+@register_policy_loss("rollout_is", needs_old_logprobs=False, needs_rollout_logprobs=True, anchored=True)
 def rollout_is_loss(
     log_probs: Float[Tensor, "batch response"],
     old_log_probs: Float[Tensor, "batch response"] | None,
