@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# DAPO on two CPU cores, four steps: run_dapo_cpu.sh [--smoke] [key=value ...]
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../run_cpu.sh" dapo dapo \
+  trainer.algorithm.overlong_buffer_len=4 \
+  "$@"

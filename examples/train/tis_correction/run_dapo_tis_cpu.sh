@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# DAPO with truncated importance sampling on two CPU cores, four steps: run_dapo_tis_cpu.sh [--smoke] [key=value ...]
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../algorithms/run_cpu.sh" dapo_tis dapo,tis \
+  trainer.algorithm.overlong_buffer_len=4 \
+  "$@"
