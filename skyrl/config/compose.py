@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -26,6 +26,7 @@ from yaml import YAMLError
 from skyrl.config.argv import is_hydra_token, normalise_token, tokens_from_dict
 from skyrl.config.base import BaseConfig
 from skyrl.config.legacy import translate_legacy
+from skyrl.config.presets import explain_missing, join_presets, register_resolvers
 from skyrl.config.schema import describe_type, is_declared, structured_node, suggest
 from skyrl.errors import ConfigError
 
@@ -81,17 +82,18 @@ def root_node(cls: type[RootConfig]) -> DictConfig:
 
 
 def register(cls: type[RootConfig]) -> None:
-    """Make ``cls`` the root that Hydra finds under ``cls.STORE_NAME``."""
+    """Make ``cls`` the root that Hydra finds under ``cls.STORE_NAME``, with what presets compute."""
+    register_resolvers()
     ConfigStore.instance().store(name=cls.STORE_NAME, node=root_node(cls))
 
 
 def prepare_tokens(cls: type[RootConfig], tokens: Iterable[str]) -> list[str]:
-    """Translate old keys, rewrite values for Hydra, and refuse additions that look like a misspelt group.
+    """Translate old keys, rewrite values for Hydra, join presets, and refuse additions that look like a misspelt group.
 
     Raises:
         ConfigError: an old key has no meaning any more, or a ``+key`` misspells its parent.
     """
-    prepared = [normalise_token(token) for token in translate_legacy(tokens)]
+    prepared = join_presets([normalise_token(token) for token in translate_legacy(tokens)])
     node = root_node(cls)
     for override in _parse(prepared):
         if override.is_force_add() or not override.is_add() or override.key_or_group.startswith(FREE_GROUPS):
@@ -142,6 +144,8 @@ def _parse(tokens: Iterable[str]) -> Iterator[Override]:
 def explain(error: Exception, cls: type[RootConfig], tokens: Iterable[str]) -> ConfigError:
     """Say what Hydra or OmegaConf refused: the key, the value, the need, and for a typo the key that was meant."""
     overrides = list(_parse(tokens))
+    if isinstance(error, MissingConfigException) and (text := explain_missing(error)) is not None:
+        return ConfigError(text)
     cause = next((link for link in _chain(error) if isinstance(link, OmegaConfBaseException)), None)
     node = root_node(cls)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:

@@ -177,7 +177,7 @@ run_hydra(lambda config: None)
     [
         (["--cfg", "job"], 0, "train_batch_size: 1024"),
         (["trainer.policy.model.pth=x"], 2, "trainer.policy.model.pth; did you mean trainer.policy.model.path?"),
-        (["--help"], 0, "recipe: quickstart"),
+        (["--help"], 0, "quickstart, reinforce_pp"),
     ],
 )
 def test_answers_that_need_no_run_load_nothing_heavy(tmp_path: Path, argv: list[str], code: int, found: str):
