@@ -21,9 +21,9 @@ def compute_tis_ratio(
     tis_ratio_type: str,
     off_policy_correction: OffPolicyCorrectionConfig,
 ) -> tuple[Float[Tensor, "batch width"], dict[str, MetricValue]]:
-    """Weight of each token, min(ρ, cap), or of each row, min(Π ρ, cap) (arXiv:2110.00641, section 3.2).
+    """Weight of each token, min(ρ, cap), or of each row, min(Π ρ, cap) (arXiv:1802.01561, section 4).
 
-    An infinite cap gives the weights of decoupled PPO.
+    An infinite cap gives the weights of decoupled PPO (arXiv:2110.00641).
 
     Returns:
         Weights without gradient, of width `response` for tokens (1 where masked) and 1 for rows; and the share

@@ -17,7 +17,7 @@ def compute_token_mask(
     loss_mask: Shaped[Tensor, "batch response"] | None,
     off_policy_correction: OffPolicyCorrectionConfig,
 ) -> tuple[Float[Tensor, "batch response"], dict[str, MetricValue]]:
-    """Keep a token iff low ≤ ρ ≤ high (IcePop, arXiv:2510.18855, section 3.2).
+    """Keep a token iff low ≤ ρ ≤ high (IcePop, arXiv:2510.18855).
 
     Returns:
         1 for tokens to keep and masked ones, 0 for the others; and `token_mask_ratio`, the share of trained tokens
