@@ -38,6 +38,10 @@ class RolloutError(SkyRLError, RuntimeError):
     """More rollouts of a batch failed than the run allows."""
 
 
+class DynamicSamplingError(SkyRLError, RuntimeError):
+    """Dynamic sampling found too few groups that teach something."""
+
+
 class WeightSyncError(SkyRLError, RuntimeError):
     """Weights did not reach the engines; generation stays paused."""
 

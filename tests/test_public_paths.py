@@ -25,7 +25,8 @@ PROMISED = {
         prepare_runtime_environment ResolvedPlacementGroup""",
     "skyrl.train.utils.trainer_utils": """
         ResumeMode build_dataloader calculate_per_dataset_metrics concatenate_generator_outputs
-        dump_per_dataset_eval_results validate_generator_output cleanup_old_checkpoints""",
+        dump_per_dataset_eval_results validate_generator_output handle_dynamic_sampling zero_variance_filter
+        cleanup_old_checkpoints""",
     "skyrl.train.utils.callbacks": "CallbackInput TrainingCallback TrainingControl",
     "skyrl.train.utils.rate_limiter": "RateLimiterConfig create_rate_limiter AsyncRateLimiter",
     "skyrl.train.utils.tracking": "Tracking",
@@ -47,6 +48,9 @@ PROMISED = {
         AdvantageEstimatorRegistry PolicyLossRegistry register_advantage_estimator register_policy_loss sync_registries
         get_kl_controller masked_whiten compute_approx_kl compute_advantages_and_returns
         apply_loss_reduction_to_advantages_minibatch""",
+    "skyrl.backends.skyrl_train.utils.off_policy_correction_utils": """
+        apply_off_policy_correction compute_off_policy_correction compute_outlier_token_mask compute_sequence_mask
+        compute_tis_ratio compute_token_mask off_policy_correction_enabled""",
     "skyrl.backends.skyrl_train.utils.torch_utils": "",
     "skyrl.backends.skyrl_train.inference_servers.base": """
         ConversationType InferenceEngineInput InferenceEngineInterface InferenceEngineOutput""",

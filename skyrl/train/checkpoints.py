@@ -97,7 +97,9 @@ class TrainerState:
     global_step: int
     """The last finished step."""
     epoch: int = 0
-    """Epoch of that step, from 0."""
+    """Pass over the data that the step's last batch came from, from 0."""
+    batches_drawn: int | None = None
+    """Batches of the data loader that were used up to that step; None means one for each step."""
     weight_version: int = 0
     """Weight syncs that the engines had received."""
     kl_coef: float | None = None

@@ -12,9 +12,10 @@ from skyrl.errors import ConfigError
 from skyrl.train.generators.base import GeneratorInterface, GeneratorOutput
 from skyrl.train.generators.metrics import get_metrics_from_generator_output
 from skyrl.train.generators.rewards import total_reward
-from skyrl.train.generators.utils import concatenate_generator_outputs, slice_generator_output
+from skyrl.train.generators.utils import slice_generator_output
 from skyrl.train.stages.report import show_example
-from skyrl.train.stages.rollout import RolledOut, RolloutStage
+from skyrl.train.stages.rolled_out import RolledOut, join_parts
+from skyrl.train.stages.rollout import RolloutStage
 from skyrl.train.trajectories.writer import write_trajectories
 from skyrl.utils import storage
 from skyrl.utils.plain import json_safe
@@ -95,24 +96,6 @@ async def evaluate_step_wise(*arguments: Any, **options: Any) -> dict[str, float
         ConfigError: Always.
     """
     raise ConfigError("generator.step_wise_trajectories=true is not built yet; leave it false and use evaluate")
-
-
-def join_parts(parts: Sequence[RolledOut]) -> RolledOut:
-    """Put the batches of an evaluation together; their metrics are computed again over all rows."""
-    outputs: list[GeneratorOutput] = [{**part.output, "rollout_metrics": part.metrics} for part in parts]
-    columns: dict[str, Any] = dict(concatenate_generator_outputs(outputs))
-    metrics = columns.pop("rollout_metrics", None) or {}
-    asked: list[dict[str, Any]] = [dict(part.inputs) for part in parts]
-    inputs = dict(asked[0])
-    for key in ("prompts", "env_classes", "env_extras", "trajectory_ids"):
-        if inputs.get(key) is not None:
-            inputs[key] = [item for part in asked for item in part[key]]
-    return RolledOut(
-        inputs=inputs,  # type: ignore[arg-type]
-        output=columns,  # type: ignore[arg-type]
-        uids=[uid for part in parts for uid in part.uids],
-        metrics=metrics,
-    )
 
 
 def data_sources(rolled: RolledOut) -> list[str | None]:

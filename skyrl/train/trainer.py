@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from skyrl.algorithms.kl import get_kl_controller
+from skyrl.algorithms.signatures import accepted_keywords
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch, pad_training_input_batch
 from skyrl.backends.skyrl_train.workers.build import ModelGroups, RoleClasses, start_models
 from skyrl.config.root import SkyRLTrainConfig
@@ -21,10 +22,14 @@ from skyrl.train.evaluate import evaluate
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 from skyrl.train.stages.advantage import add_advantages, apply_kl_penalty
 from skyrl.train.stages.assemble import assemble
+from skyrl.train.stages.feed import PromptFeed, Prompts
 from skyrl.train.stages.persist import PersistStage
-from skyrl.train.stages.report import StepReport, log_rollouts, record_step, reward_metrics
-from skyrl.train.stages.rollout import RolledOut, RolloutStage, drop_uneven_tail
+from skyrl.train.stages.report import StepReport, log_rollouts, record_step, record_unfinished_step, reward_metrics
+from skyrl.train.stages.rolled_out import RolledOut
+from skyrl.train.stages.rollout import RolloutStage, drop_uneven_tail, even_count
+from skyrl.train.stages.sampling import DynamicSampler, in_epoch
 from skyrl.train.stages.score import ScoreStage
+from skyrl.train.stages.shaping import mask_flat_groups, shape_rewards
 from skyrl.train.stages.sync import SyncStage
 from skyrl.train.stages.update import UpdateStage
 from skyrl.train.utils.callbacks import CallbackHandler, CallbackInput, TrainingCallback, TrainingControl
@@ -77,6 +82,13 @@ class RayPPOTrainer:
         self.train_dataloader = None if train_dataset is None else build_dataloader(cfg, train_dataset, is_train=True)
         self.eval_dataloader = None if eval_dataset is None else build_dataloader(cfg, eval_dataset, is_train=False)
         self.total_training_steps = self._count_steps()
+        self.feed = PromptFeed(
+            lambda: self.train_dataloader,
+            passes=cfg.trainer.epochs,
+            on_epoch_start=lambda: self._call("on_epoch_start", epoch=self.feed.next_epoch),
+            on_epoch_end=lambda: self._call("on_epoch_end"),
+        )
+        self.sampler = DynamicSampler(lambda: self.cfg.trainer.algorithm, cfg.trainer.seed)
         self.callbacks = CallbackHandler(list(callbacks or []))
         self.control = TrainingControl()
         self.checkpoints = CheckpointManager.from_config(cfg.trainer)
@@ -114,10 +126,11 @@ class RayPPOTrainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Training steps of one pass over the data."""
+        """Batches of one pass over the data; the steps of one, unless dynamic sampling takes several for a step."""
         return len(self.train_dataloader) if self.train_dataloader is not None else 0
 
     def _count_steps(self) -> int:
+        """Steps of the run, by which the learning rate is planned; with dynamic sampling the most there can be."""
         if self.train_dataloader is None:
             return 0
         steps = len(self.train_dataloader) * self.cfg.trainer.epochs
@@ -159,7 +172,7 @@ class RayPPOTrainer:
         self.report.start()
         try:
             await self._prepare()
-            await self._train_epochs()
+            await self._train_steps()
             await self._finish()
         finally:
             try:
@@ -176,27 +189,26 @@ class RayPPOTrainer:
             await self._evaluate()
             self._commit()
 
-    async def _train_epochs(self) -> None:
-        total, in_epoch = self.total_training_steps, False
-        while self.global_step < total and not self.control.should_stop:
-            if not in_epoch:
-                self._call("on_epoch_start", epoch=self.global_step // self.steps_per_epoch)
-            before = self.global_step
-            for prompts in self.train_dataloader or ():
-                self.global_step += 1
-                await self._step(prompts)
-                if self.global_step >= total or self.control.should_stop:
-                    break
-            # A loader that was saved after an epoch's last batch ends that epoch first, without a batch.
-            in_epoch = self.global_step == before
-            if not in_epoch:
-                self._call("on_epoch_end")
+    async def _train_steps(self) -> None:
+        while self.global_step < self.total_training_steps and not self.control.should_stop:
+            self.feed.begin_step(may_be_abandoned=self.sampler.is_on)
+            prompts = self.feed.draw()
+            if prompts is None:
+                self._warn_used_up("no batch is left for another step")
+                break
+            self.global_step += 1
+            if not await self._step(prompts):
+                self._abandon_step()
+                break
+        self.feed.close()
 
-    async def _step(self, prompts: list[dict[str, Any]]) -> None:
-        """Take one training step and everything that follows it."""
+    async def _step(self, prompts: Prompts) -> bool:
+        """Take one training step and everything that follows it; False if the data ended before its batch was full."""
         with Timer("step", self.all_timings):
             self._call("on_step_start")
-            rolled = await self._roll_out(prompts)
+            rolled = await self._sample(prompts)
+            if rolled is None:
+                return False
             batch = await asyncio.to_thread(self._learn, rolled)
             self._call("on_step_end", batch=batch, metrics=dict(self.all_metrics))
             forced = self.control.take()
@@ -206,25 +218,55 @@ class RayPPOTrainer:
             if self._is_due(self.cfg.trainer.eval_interval, last=True) or forced.should_evaluate:
                 await self._evaluate()
         self._commit()
+        return True
 
-    async def _roll_out(self, prompts: list[dict[str, Any]]) -> RolledOut:
-        samples = self.rollout.samples_per_prompt("train")
-        prompts = drop_uneven_tail(prompts, samples=samples, dp_lcm=self.dispatch.get_lcm_dp_size())
-        inputs, uids = self.rollout.prepare(prompts, phase="train", global_step=self.global_step)
-        phase = self.report.phase("generate", self.global_step, total=len(uids), unit="rollouts")
-        with phase as shown, Timer("generate", self.all_timings):
-            self.generator.on_rollout_done = shown.advance
-            output = await self.generate(inputs)
-        rolled = self.rollout.check(inputs, output, uids)
+    async def _sample(self, prompts: Prompts) -> RolledOut | None:
+        """Roll out batches until one can be trained on; None if the data ends first."""
+        first_epoch = self.feed.epoch
+        try:
+            while (rolled := self.handle_dynamic_sampling(await self._roll_out(prompts))) is None:
+                more = self.feed.draw()
+                if more is None:
+                    return None
+                prompts = more if self.feed.epoch == first_epoch else in_epoch(more, self.feed.epoch)
+        finally:
+            unfinished = self.sampler.drain()
+            if unfinished is not None:
+                record_unfinished_step(self.cfg, unfinished, self.global_step)
         self.all_metrics |= rolled.metrics
         if self.dispatch.engines_share_devices:
             await self.inference_engine_client.sleep()
         return rolled
 
+    async def _roll_out(self, prompts: Prompts) -> RolledOut:
+        samples = self.rollout.samples_per_prompt("train")
+        prompts = drop_uneven_tail(prompts, samples=samples, dp_lcm=self.dispatch.get_lcm_dp_size())
+        inputs, uids = self.rollout.prepare(prompts, phase="train", global_step=self.global_step)
+        phase = self.report.phase("generate", self.global_step, total=len(inputs["prompts"]), unit="rollouts")
+        with phase as shown, Timer("generate", self.all_timings):
+            self.generator.on_rollout_done = shown.advance
+            output = await self.generate(inputs)
+        return self.rollout.check(inputs, output, uids)
+
+    def _abandon_step(self) -> None:
+        """Forget a step that got no full batch: what is saved now is the state before it."""
+        self._warn_used_up(f"step {self.global_step} did not get a full batch and is left out")
+        self.global_step -= 1
+        self.feed.close()
+        self.feed.abandon_step()
+        self.all_metrics, self.all_timings = {}, {}
+
+    def _warn_used_up(self, what: str) -> None:
+        logger.warning(
+            "The data is used up after trainer.epochs=%d passes: %s. Dynamic sampling takes several batches for some "
+            "steps, so fewer steps than the planned %d are possible; raise trainer.epochs to train longer",
+            self.cfg.trainer.epochs, what, self.total_training_steps,
+        )  # fmt: skip
+
     def _learn(self, rolled: RolledOut) -> TrainingInputBatch:
         """Turn rollouts into optimizer steps."""
         with Timer("postprocess_generator_output", self.all_timings):
-            output, uids = self.postprocess_generator_output(rolled.output, rolled.uids)
+            output, uids = self.postprocess_generator_output(rolled.output, rolled.uids, **self._measured(rolled))
         log_rollouts(self.cfg, self.tracker, self.trajectory_logger, rolled, self.tokenizer, self.global_step)
         with Timer("convert_to_training_input", self.all_timings):
             batch = self.convert_to_training_input(output, uids)
@@ -250,11 +292,31 @@ class RayPPOTrainer:
         await asyncio.to_thread(self._save_at_the_end)
         self.dispatch.finalize_pending_saves("policy")
 
+    def _measured(self, rolled: RolledOut) -> dict[str, Any]:
+        """Keywords with the rows to measure; a hook without them (upstream's older signature) measures its own."""
+        if rolled.measured is None:
+            return {}
+        offered = {"metrics_generator_output": rolled.measured.output, "metrics_uids": rolled.measured.uids}
+        return {name: offered[name] for name in accepted_keywords(type(self).postprocess_generator_output, offered)}
+
     # -- the parts of a step, each a hook
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         """Roll out a prepared batch."""
         return await self.generator.generate(input_batch)
+
+    def handle_dynamic_sampling(self, rolled: RolledOut) -> RolledOut | None:
+        """Collect rollouts for the step; returns the batch to train on, or None to roll out more prompts first.
+
+        Raises:
+            DynamicSamplingError: `trainer.algorithm.dynamic_sampling.max_sample_batches` batches were not enough.
+        """
+        num_prompts = even_count(
+            self.cfg.trainer.train_batch_size,
+            samples=self.rollout.samples_per_prompt("train"),
+            dp_lcm=self.dispatch.get_lcm_dp_size(),
+        )
+        return self.sampler.add(rolled, num_prompts=num_prompts, global_step=self.global_step)
 
     def postprocess_generator_output(
         self,
@@ -263,7 +325,9 @@ class RayPPOTrainer:
         metrics_generator_output: GeneratorOutput | None = None,
         metrics_uids: list[str] | None = None,
     ) -> tuple[GeneratorOutput, list[str]]:
-        """Record the rewards; override it to shape them before they reach the advantages.
+        """Punish overlong responses, record the rewards and keep groups without a spread of them out of the loss.
+
+        Override it to shape the rewards before they reach the advantages.
 
         Args:
             generator_output: Columns of the rollouts, one row each.
@@ -271,10 +335,15 @@ class RayPPOTrainer:
             metrics_generator_output: Rows to measure instead, where the trained rows are a selection.
             metrics_uids: Their uids.
         """
-        measured = generator_output if metrics_generator_output is None else metrics_generator_output
-        measured_uids = uids if metrics_uids is None else metrics_uids
+        output = shape_rewards(generator_output, self.cfg)
+        measured, measured_uids = output, uids
+        if metrics_generator_output is not None:
+            measured = shape_rewards(metrics_generator_output, self.cfg)
+            measured_uids = uids if metrics_uids is None else metrics_uids
         self.all_metrics |= reward_metrics(measured, measured_uids, self.rollout.samples_per_prompt("train"))
-        return generator_output, uids
+        output, metrics = mask_flat_groups(output, uids, self.cfg.trainer.algorithm)
+        self.all_metrics |= metrics
+        return output, uids
 
     def convert_to_training_input(self, generator_output: GeneratorOutput, uids: list[str]) -> TrainingInputBatch:
         """Make padded tensors, say where the mini-batches lie, and pad the rows to the data-parallel sizes."""
@@ -370,9 +439,8 @@ class RayPPOTrainer:
 
     def save_checkpoints(self) -> None:
         """Write a checkpoint of this step: roles, data loader, controller."""
-        loader = self.train_dataloader
         with Timer("save_checkpoints", self.all_timings):
-            path = self.persist.save(self._state(), None if loader is None else loader.state_dict())
+            path = self.persist.save(self._state(), self.feed.state())
         self._saved_step = self.global_step
         self.report.plot()
         self._call("on_save", ckpt_path=path)
@@ -382,6 +450,7 @@ class RayPPOTrainer:
         return TrainerState(
             global_step=self.global_step,
             epoch=self.epoch,
+            batches_drawn=self.feed.drawn,
             weight_version=self.weight_version,
             kl_coef=None if controller is None else controller.value,
             rng=rng_state(),
@@ -399,8 +468,7 @@ class RayPPOTrainer:
         warn_config_differences(state.config, plain(self.cfg))
         self.global_step = state.global_step
         self._saved_step = state.global_step
-        if loader_state is not None and self.train_dataloader is not None:
-            self.train_dataloader.load_state_dict(loader_state)
+        self.feed.resume(state.global_step if state.batches_drawn is None else state.batches_drawn, loader_state)
         if self.reward_kl_controller is not None and state.kl_coef is not None:
             self.reward_kl_controller.load_state_dict({"value": state.kl_coef})
         if state.rng is not None:
@@ -432,24 +500,23 @@ class RayPPOTrainer:
             self.dispatch.copy_policy_to_ref()
 
     def _update_ref_if_due(self) -> None:
-        ends_epoch = self.global_step % self.steps_per_epoch == 0
-        last = self.global_step == self.total_training_steps
-        if self.cfg.trainer.update_ref_every_epoch and self.ref_model is not None and ends_epoch and not last:
+        last = self.global_step == self.total_training_steps or self.feed.is_used_up
+        follows = self.cfg.trainer.update_ref_every_epoch and self.ref_model is not None
+        if follows and self.feed.step_ends_epoch and not last:
             self.update_ref_with_policy()
 
     # -- reporting
 
     @property
     def epoch(self) -> int:
-        """Epoch of the current step, from 0."""
-        return max(0, self.global_step - 1) // max(1, self.steps_per_epoch)
+        """Pass over the data that the last batch was taken from, from 0."""
+        return self.feed.epoch
 
     def _is_due(self, interval: int, *, epoch_end: bool = False, last: bool = False) -> bool:
         if interval <= 0:
             return False
-        ends_epoch = self.global_step % self.steps_per_epoch == 0
         ends_run = self.global_step == self.total_training_steps
-        return self.global_step % interval == 0 or (epoch_end and ends_epoch) or (last and ends_run)
+        return self.global_step % interval == 0 or (epoch_end and self.feed.step_ends_epoch) or (last and ends_run)
 
     def _call(self, hook: str, **fields: Any) -> None:
         place = {"global_step": self.global_step, "epoch": self.epoch, "steps_per_epoch": self.steps_per_epoch}

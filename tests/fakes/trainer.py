@@ -97,7 +97,9 @@ def write_prompts(path: Path, count: int, sources: tuple[str | None, ...] = ("di
     return str(path)
 
 
-def make_cfg(folder: Path, **changes: Any) -> SkyRLTrainConfig:
+def make_cfg(
+    folder: Path, *, config_cls: type[SkyRLTrainConfig] = SkyRLTrainConfig, **changes: Any
+) -> SkyRLTrainConfig:
     """Two prompts a step with two samples each, one mini-batch; nothing is saved or evaluated.
 
     `trainer__epochs=2` sets `trainer.epochs`.
@@ -125,7 +127,7 @@ def make_cfg(folder: Path, **changes: Any) -> SkyRLTrainConfig:
         "generator.eval_n_samples_per_prompt": 2,
         **{name.replace("__", "."): value for name, value in changes.items()},
     }
-    return SkyRLTrainConfig.from_cli_overrides(overrides)
+    return config_cls.from_cli_overrides(overrides)
 
 
 def make_engine() -> FakeInferenceEngine:

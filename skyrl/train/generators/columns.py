@@ -89,19 +89,24 @@ def _joined_metrics(outputs: Sequence[GeneratorOutput], joined: dict[str, Any]) 
 
 
 def recomputed_metrics(output: GeneratorOutput) -> dict[str, Any]:
-    """Return the rollout metrics that follow from the rows; failed rows are left out."""
+    """Return the rollout metrics that follow from the rows; failed rows are left out.
+
+    Rewards and loss masks are those of the records, where there are any: filters change the columns.
+    """
     rows = valid_rows(output.get("stop_reasons"), len(output["response_ids"]))
     last = output.get("is_last_step")
     trajectories = [row for row in rows if last is None or last[row]]
     times, splits = output.get("trajectory_generation_times"), output.get("trajectory_time_splits")
     env_metrics, rollouts = output.get("env_metrics"), output.get("rollouts")
     with_env = env_metrics is not None and rollouts is not None
+    rewards = output["rewards"] if rollouts is None else [rollout.rewards for rollout in rollouts]
+    masks = output["loss_masks"] if rollouts is None else [rollout.loss_mask for rollout in rollouts]
     return get_rollout_metrics(
         responses=[output["response_ids"][row] for row in rows],
-        rewards=[output["rewards"][row] for row in rows],  # type: ignore[arg-type]
+        rewards=[rewards[row] for row in rows],  # type: ignore[arg-type]
         env_metrics=[env_metrics[row] for row in trajectories] if with_env and env_metrics else None,
         env_classes=[rollouts[row].env_class for row in trajectories] if with_env and rollouts else None,
-        loss_masks=[output["loss_masks"][row] for row in rows],
+        loss_masks=[masks[row] for row in rows],
         trajectory_completion_times=[times[row] for row in trajectories] if times is not None else None,
         trajectory_time_splits=(
             {name: [column[row] for row in trajectories] for name, column in splits.items()} if splits else None

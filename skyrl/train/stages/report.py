@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.train.generators.base import GeneratorOutput
 from skyrl.train.generators.metrics import get_metrics_from_generator_output, valid_rows
 from skyrl.train.generators.rewards import total_reward
-from skyrl.train.stages.rollout import RolledOut
+from skyrl.train.stages.rolled_out import RolledOut
 from skyrl.train.trajectories.writer import write_trajectories
 from skyrl.train.utils.plots import draw_plots
 from skyrl.train.utils.progress import Phase, Progress
@@ -87,10 +89,13 @@ class StepReport:
 
 
 def reward_metrics(output: GeneratorOutput, uids: list[str], samples: int) -> dict[str, float]:
-    """Measure the rewards of the rollouts that did not fail, as `reward/*`."""
+    """Measure the rewards of the rollouts that did not fail, and of greedy baselines, as `reward/*`."""
     metrics = get_metrics_from_generator_output(output, uids)
     failed = len(uids) - len(valid_rows(output.get("stop_reasons"), len(uids)))
-    return {
+    baselines = np.array(output.get("baseline_scores") or [], dtype=float)
+    baselines = baselines[~np.isnan(baselines)]
+    greedy = {"reward/avg_greedy_baseline": float(baselines.mean())} if baselines.size else {}
+    return greedy | {
         f"reward/avg_pass_at_{samples}": metrics["pass_at_n"],
         "reward/avg_raw_reward": metrics["avg_score"],
         "reward/mean_positive_reward": metrics["mean_positive_reward"],
@@ -133,7 +138,7 @@ def log_rollouts(
 def record_step(
     cfg: SkyRLTrainConfig, rolled: RolledOut, output: GeneratorOutput, batch: TrainingInputBatch, global_step: int
 ) -> None:
-    """Append the step's trajectories, with what training made of them."""
+    """Write the step's trajectories, with what training made of them; those that lay aside follow."""
     write_trajectories(
         cfg.trainer.run_dir,
         "train",
@@ -142,4 +147,18 @@ def record_step(
         output,
         rolled.uids,
         batch=batch[: len(output["response_ids"])],
+        aside=[(part.inputs, part.output, part.uids) for part in rolled.aside],
+    )
+
+
+def record_unfinished_step(cfg: SkyRLTrainConfig, sampled: RolledOut, global_step: int) -> None:
+    """Write the trajectories of a step that was not trained on."""
+    write_trajectories(
+        cfg.trainer.run_dir,
+        "train",
+        global_step,
+        sampled.inputs,
+        sampled.output,
+        sampled.uids,
+        aside=[(part.inputs, part.output, part.uids) for part in sampled.aside],
     )

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput, TrainingPhase
 from skyrl.train.generators.utils import prepare_generator_input, validate_generator_output
+from skyrl.train.stages.baseline import add_greedy_rollouts, split_off_greedy
+from skyrl.train.stages.rolled_out import RolledOut
+from skyrl.train.stages.shaping import shape_rewards
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolledOut:
-    """What one trip through the generator gave."""
-
-    inputs: GeneratorInput
-    """What was asked for."""
-    output: GeneratorOutput
-    """One row per rollout, without `rollout_metrics`."""
-    uids: list[str]
-    """The prompt's uid of every row."""
-    metrics: dict[str, Any]
-    """`generate/*` and `environment/*` of the whole batch."""
 
 
 def drop_uneven_tail(prompts: list[dict[str, Any]], *, samples: int, dp_lcm: int) -> list[dict[str, Any]]:
@@ -42,14 +31,19 @@ def drop_uneven_tail(prompts: list[dict[str, Any]], *, samples: int, dp_lcm: int
     Raises:
         ConfigError: If no prompt would be left.
     """
+    return prompts[: even_count(len(prompts), samples=samples, dp_lcm=dp_lcm)]
+
+
+def even_count(prompts: int, *, samples: int, dp_lcm: int) -> int:
+    """Return the largest number of prompts up to `prompts` whose rollouts divide; see `drop_uneven_tail`."""
     stride = dp_lcm // gcd(dp_lcm, samples)
-    kept = len(prompts) // stride * stride
+    kept = prompts // stride * stride
     if kept == 0:
         raise ConfigError(
-            f"trainer.train_batch_size={len(prompts)} prompts times generator.n_samples_per_prompt={samples} can't be "
+            f"trainer.train_batch_size={prompts} prompts times generator.n_samples_per_prompt={samples} can't be "
             f"divided over {dp_lcm} data-parallel ranks; use a multiple of {stride} prompts"
         )
-    return prompts[:kept]
+    return kept
 
 
 class RolloutStage:
@@ -78,8 +72,12 @@ class RolloutStage:
     def prepare(
         self, prompts: Sequence[dict[str, Any]], *, phase: TrainingPhase, global_step: int | None
     ) -> tuple[GeneratorInput, list[str]]:
-        """Repeat each prompt and say how to sample it; returns the input and the uid of every row."""
-        return prepare_generator_input(
+        """Repeat each prompt and say how to sample it; returns the input and the uid of every sample.
+
+        For training with an estimator that needs a baseline, the input has one more row per prompt behind the
+        samples: its greedy rollout (`baseline`).
+        """
+        inputs, uids = prepare_generator_input(
             list(prompts),
             self._samples[phase],
             self._sampling[phase],
@@ -87,6 +85,9 @@ class RolloutStage:
             phase,
             global_step,
         )
+        if phase == "train" and self._needs_baseline():
+            inputs = add_greedy_rollouts(inputs, uids, self._sampling[phase])
+        return inputs, uids
 
     async def run(
         self, prompts: Sequence[dict[str, Any]], *, phase: TrainingPhase, global_step: int | None
@@ -97,8 +98,14 @@ class RolloutStage:
         return self.check(inputs, output, uids)
 
     def check(self, inputs: GeneratorInput, output: GeneratorOutput, uids: list[str]) -> RolledOut:
-        """Validate an output and take its metrics out of the columns."""
+        """Validate an output, take its metrics out of the columns, and put greedy rollouts aside."""
         validate_generator_output(len(inputs["prompts"]), output)
         columns = output.copy()
         metrics = columns.pop("rollout_metrics", None)
-        return RolledOut(inputs=inputs, output=columns, uids=uids, metrics=metrics or {})
+        rolled = RolledOut(inputs=inputs, output=columns, uids=uids, metrics=metrics or {})
+        if len(inputs["prompts"]) == len(uids):
+            return rolled
+        return split_off_greedy(rolled, lambda greedy: shape_rewards(greedy, self._cfg))
+
+    def _needs_baseline(self) -> bool:
+        return AdvantageEstimatorRegistry.traits(self._cfg.trainer.algorithm.advantage_estimator).needs_baseline

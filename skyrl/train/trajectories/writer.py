@@ -16,6 +16,9 @@ from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.train.trajectories.record import StepContext, TrainedColumns, make_records
 from skyrl.utils import storage
 
+Rollouts = tuple[Mapping[str, Any], Mapping[str, Any], Sequence[str]]
+"""`GeneratorInput`, `GeneratorOutput` and the prompt of each input row."""
+
 
 def write_trajectories(
     run_dir: str,
@@ -26,6 +29,7 @@ def write_trajectories(
     uids: Sequence[str],
     *,
     batch: TrainingInputBatch | None = None,
+    aside: Sequence[Rollouts] = (),
 ) -> str:
     """Write the rollouts of a batch and return the path of the file.
 
@@ -40,14 +44,16 @@ def write_trajectories(
         output: The `GeneratorOutput`.
         uids: Prompt of each input row.
         batch: What training made of the rows, unpadded: old log-probs and advantages go into the lines.
+        aside: Rollouts of the step that were not trained on; their lines follow.
 
     Raises:
         OSError: The file could not be written; it holds what it held before.
     """
     context = StepContext(run=os.path.basename(os.path.normpath(run_dir)), phase=phase, global_step=global_step)
     trained = None if batch is None else trained_columns(batch, output)
-    lines = [orjson.dumps(record) for record in make_records(context, inputs, output, uids, trained)]
-    text = b"".join(line + b"\n" for line in lines)
+    records = make_records(context, inputs, output, uids, trained)
+    records += [record for part in aside for record in make_records(context, *part)]
+    text = b"".join(orjson.dumps(record) + b"\n" for record in records)
     path = trajectory_path(run_dir, phase, global_step)
     if phase == "train":
         storage.write_atomic(path, text)

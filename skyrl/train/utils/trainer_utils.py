@@ -9,7 +9,9 @@ _HOMES = {
     "cleanup_old_checkpoints": "skyrl.train.checkpoints",
     "concatenate_generator_outputs": "skyrl.train.generators.utils",
     "dump_per_dataset_eval_results": "skyrl.train.evaluate",
+    "handle_dynamic_sampling": "skyrl.train.stages.sampling",
     "validate_generator_output": "skyrl.train.generators.utils",
+    "zero_variance_filter": "skyrl.algorithms.group_filters",
 }
 
 __all__ = list(_HOMES)
