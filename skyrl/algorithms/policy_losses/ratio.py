@@ -9,11 +9,29 @@ from torch import Tensor
 from skyrl.algorithms.masked import hide
 
 
+def at_least_float32(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return the values in float32, or as they are where they are more precise."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def log_ratio(
+    log_probs: Float[Tensor, "batch response"],
+    other_log_probs: Float[Tensor, "batch response"],
+    loss_mask: Shaped[Tensor, "batch response"] | None,
+) -> Float[Tensor, "batch response"]:
+    """Return log_probs - other_log_probs in nats, at least in float32; 0 where the mask is 0."""
+    return hide(at_least_float32(log_probs) - other_log_probs, loss_mask)
+
+
+def safe_exp(exponent: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return exp(x), the exponent held within ±20, where float32 is finite and above zero."""
+    return exponent.clamp(min=-20.0, max=20.0).exp()
+
+
 def importance_ratio(
     log_probs: Float[Tensor, "batch response"],
     other_log_probs: Float[Tensor, "batch response"],
     loss_mask: Shaped[Tensor, "batch response"] | None,
 ) -> Float[Tensor, "batch response"]:
     """Return exp(log_probs - other_log_probs), the exponent within ±20 and at least float32; 1 where the mask is 0."""
-    exponent = hide(log_probs - other_log_probs, loss_mask)
-    return exponent.to(torch.promote_types(exponent.dtype, torch.float32)).clamp(min=-20.0, max=20.0).exp()
+    return safe_exp(log_ratio(log_probs, other_log_probs, loss_mask))

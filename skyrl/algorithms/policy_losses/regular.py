@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
 from skyrl.algorithms.policy_losses.ratio import importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
@@ -32,9 +32,7 @@ def regular_loss(
     Returns:
         The scalar loss, and `clip_ratio`: share of trained tokens whose clipped term is the lower.
     """
-    ratio = importance_ratio(log_probs, old_log_probs, loss_mask)
-    clipped = ratio.clamp(min=1 - config.eps_clip_low, max=1 + config.eps_clip_high)
     advantages = hide(advantages, loss_mask)
-    free, bound = ratio * advantages, clipped * advantages
-    loss = weighted_sum(-torch.minimum(free, bound), loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean((bound < free).float(), loss_mask)}
+    ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, loss_mask), advantages, config)
+    loss = weighted_sum(-ratio * advantages, loss_mask, loss_weights)
+    return loss, {"clip_ratio": masked_mean(clipped.float(), loss_mask)}

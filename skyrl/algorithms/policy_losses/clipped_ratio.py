@@ -1,0 +1,27 @@
+"""PPO's clip, which `regular`, `dual_clip`, `gspo` and `clip_cov` share."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from skyrl.config.algorithm import AlgorithmConfig
+
+
+def pessimistic_ratio(
+    ratio: Float[Tensor, "batch response"],
+    advantages: Float[Tensor, "batch response"],
+    config: AlgorithmConfig,
+) -> tuple[Float[Tensor, "batch response"], Bool[Tensor, "batch response"]]:
+    """Choose between ρ and clip(ρ, 1 - ε_low, 1 + ε_high) the one with the lower product with the advantage.
+
+    So min(ρA, clip(ρ)A) = A times the result (arXiv:1707.06347, eq. 7). No gradient flows where the clip binds.
+
+    Returns:
+        The ratio, and where the clip binds: clip(ρ)A < ρA.
+    """
+    with torch.no_grad():
+        clipped = ratio.clamp(min=1 - config.eps_clip_low, max=1 + config.eps_clip_high)
+        binds = clipped * advantages < ratio * advantages
+    return torch.where(binds, clipped, ratio), binds
