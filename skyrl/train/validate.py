@@ -128,7 +128,7 @@ def _loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     name = algorithm.policy_loss_type
     if name in LOSSES and "skyrl.algorithms.policy_losses" not in sys.modules:
         return loss_facts(algorithm)
-    from skyrl.algorithms.policy_losses import PolicyLossRegistry
+    from skyrl.algorithms.policy_losses.registry import PolicyLossRegistry, holds
     from skyrl.algorithms.signatures import named_keywords
 
     _require_registered("trainer.algorithm.policy_loss_type", name, PolicyLossRegistry)
@@ -136,10 +136,10 @@ def _loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     if name in LOSSES and _is_built_in(function):
         return loss_facts(algorithm)
     traits, keywords = PolicyLossRegistry.traits(name), named_keywords(function)
-    need = traits.needs_rollout_logprobs
     return LossFacts(
-        needs_rollout_logprobs=need(algorithm) if callable(need) else need,
+        needs_rollout_logprobs=holds(traits.needs_rollout_logprobs, algorithm),
         correctable=traits.correctable,
+        anchored=holds(traits.anchored, algorithm),
         corrects_itself="loss_weights" not in keywords,
         reads_head="topk" in keywords,
     )
