@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.rules.choices import require_choice
 from skyrl.errors import ConfigError
 
 
@@ -51,11 +52,7 @@ def compute_approx_kl(
     Raises:
         ConfigError: The estimator has no such name.
     """
-    if kl_estimator_type not in _ESTIMATORS:
-        raise ConfigError(
-            f"trainer.algorithm.kl_estimator_type={kl_estimator_type!r} is unknown; use one of "
-            f"{', '.join(KL_ESTIMATORS)}"
-        )
+    require_choice("trainer.algorithm.kl_estimator_type", kl_estimator_type, KL_ESTIMATORS)
     kl = _ESTIMATORS[kl_estimator_type](hide(log_probs - log_probs_base, loss_mask))
     return kl if loss_mask is None else kl * loss_mask
 
@@ -127,11 +124,10 @@ def get_kl_controller(algorithm_cfg: AlgorithmConfig) -> KLController:
     """Make the controller that `trainer.algorithm.kl_ctrl` asks for, starting at `kl_loss_coef`.
 
     Raises:
-        ConfigError: The type is neither `fixed` nor `adaptive`, or the horizon is not positive.
+        ConfigError: The type is neither `fixed` nor `adaptive`, or horizon or target is not positive.
     """
     control = algorithm_cfg.kl_ctrl
+    require_choice("trainer.algorithm.kl_ctrl.type", control.type, ("fixed", "adaptive"))
     if control.type == "fixed":
         return FixedKLController(algorithm_cfg.kl_loss_coef)
-    if control.type == "adaptive":
-        return AdaptiveKLController(algorithm_cfg.kl_loss_coef, control.kl_target, control.horizon)
-    raise ConfigError(f"trainer.algorithm.kl_ctrl.type={control.type!r} is unknown; use fixed or adaptive")
+    return AdaptiveKLController(algorithm_cfg.kl_loss_coef, control.kl_target, control.horizon)

@@ -28,6 +28,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.groups import group_index, group_sum
+from skyrl.config.rules.choices import require_choice
 from skyrl.errors import ConfigError
 
 LOSS_REDUCTIONS = ("token_mean", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean", "token_mean_legacy")
@@ -56,6 +57,7 @@ def compute_loss_weights(
     Raises:
         ConfigError: The name is unknown, or what it needs is missing.
     """
+    require_choice("trainer.algorithm.loss_reduction", reduction, LOSS_REDUCTIONS)
     rows = loss_mask.shape[0]
     tokens = loss_mask.sum(dim=1, dtype=torch.float64)
     if reduction == "seq_mean_token_sum_norm":
@@ -80,16 +82,12 @@ def _units(
     if reduction == "token_mean_legacy":
         size = _need(micro_batch_size, "micro_train_batch_size_per_gpu", reduction)
         return torch.arange(rows) // size, -(-rows // size)
-    if reduction == "prompt_mean":
-        if uids is None or len(uids) != rows:
-            raise ConfigError(
-                f"loss reduction prompt_mean needs the uid of each of the {rows} rows of a mini-batch, "
-                f"got {'none' if uids is None else len(uids)}"
-            )
-        return group_index(uids)
-    raise ConfigError(
-        f"trainer.algorithm.loss_reduction={reduction!r} is unknown; use one of {', '.join(LOSS_REDUCTIONS)}"
-    )
+    if uids is None or len(uids) != rows:
+        raise ConfigError(
+            f"loss reduction prompt_mean needs the uid of each of the {rows} rows of a mini-batch, "
+            f"got {'none' if uids is None else len(uids)}"
+        )
+    return group_index(uids)
 
 
 def _need(value: int | None, name: str, reduction: str) -> int:

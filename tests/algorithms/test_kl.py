@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyrl.algorithms.kl import AdaptiveKLController, FixedKLController, compute_approx_kl, get_kl_controller
+from skyrl.algorithms.kl import (
+    KL_ESTIMATORS,
+    AdaptiveKLController,
+    FixedKLController,
+    compute_approx_kl,
+    get_kl_controller,
+)
 from skyrl.config.algorithm import AlgorithmConfig, KLCtrlConfig
 from skyrl.errors import ConfigError
 
@@ -57,17 +63,30 @@ def test_k2_has_the_gradient_of_the_reverse_kl():
     assert estimate.tolist() == pytest.approx(exact.tolist(), abs=1e-12)
 
 
-@given(st.floats(-60, 60), st.floats(-60, 60))
-def test_k3_agrees_with_the_formula(one, other):
-    c = min(max(other - one, -20.0), 20.0)
-    expected = min(max(math.exp(c) - c - 1.0, -10.0), 10.0)
-    one, other = torch.tensor([[[one]], [[other]]], dtype=torch.float64)
-    kl = compute_approx_kl(one, other, None, "k3")
-    assert kl.item() == pytest.approx(expected, abs=1e-9)
+def slow_kl(estimator, one, other):
+    """The table of the specification, one token."""
+    diff = one - other
+    c = min(max(-diff, -20.0), 20.0)
+    k3 = min(max(math.exp(c) - c - 1.0, -10.0), 10.0)
+    return {"k1": diff, "abs": abs(diff), "k2": diff * diff / 2, "k3": k3}[estimator]
+
+
+tokens = st.tuples(st.floats(-60, 0), st.floats(-60, 0), st.sampled_from([0.0, 1.0, 0.5]))
+
+
+@given(st.lists(st.lists(tokens, min_size=3, max_size=3), min_size=1, max_size=4), st.sampled_from(KL_ESTIMATORS))
+def test_estimators_agree_with_a_loop(rows, estimator):
+    """Masked tokens hold NaN and come back as zeros; other mask values scale."""
+    expected = [[slow_kl(estimator, one, other) * m if m else 0.0 for one, other, m in row] for row in rows]
+    table = torch.tensor(rows, dtype=torch.float64)
+    mask = table[..., 2]
+    one, other = (table[..., side].masked_fill(mask == 0, float("nan")) for side in (0, 1))
+    kl = compute_approx_kl(one, other, mask, estimator)
+    torch.testing.assert_close(kl, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 def test_an_unknown_estimator_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"kl_estimator_type='k4'.*k1, abs, k2, k3"):
+    with pytest.raises(ConfigError, match=r"kl_estimator_type=k4: must be one of k1, abs, k2, k3"):
         compute_approx_kl(LOG_PROBS, BASE, None, "k4")
 
 
@@ -78,9 +97,11 @@ def test_the_adaptive_coefficient_has_the_spec_values(kl, expected):
     assert controller.value == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_horizon_must_be_positive():
+def test_a_horizon_and_a_target_must_be_positive():
     with pytest.raises(ConfigError, match="horizon=0"):
         AdaptiveKLController(0.1, 0.1, 0)
+    with pytest.raises(ConfigError, match="kl_target=0"):
+        AdaptiveKLController(0.1, 0.0, 10)
 
 
 def test_the_config_chooses_the_controller():
@@ -93,7 +114,7 @@ def test_the_config_chooses_the_controller():
     )
     adaptive.update(0.25, 5)  # error clipped to -0.2
     assert adaptive.value == pytest.approx(0.02 * 0.9)
-    with pytest.raises(ConfigError, match=r"kl_ctrl\.type='adaptiv'"):
+    with pytest.raises(ConfigError, match=r"kl_ctrl\.type=adaptiv: .*did you mean adaptive\?"):
         get_kl_controller(AlgorithmConfig(kl_ctrl=KLCtrlConfig(type="adaptiv")))
 
 

@@ -69,7 +69,7 @@ def test_a_short_last_chunk_is_a_chunk():
 @pytest.mark.parametrize(
     ("reduction", "needs", "text"),
     [
-        ("token_men", {}, "loss_reduction='token_men' is unknown"),
+        ("token_men", {}, r"loss_reduction=token_men: .*did you mean token_mean\?"),
         ("prompt_mean", {"uids": None}, "uid of each of the 4 rows"),
         ("prompt_mean", {"uids": ["p"]}, "got 1"),
         ("seq_mean_token_sum_norm", {"max_seq_len": None}, "max_seq_len"),
