@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -10,14 +10,21 @@ from torch import Tensor
 from skyrl.algorithms.masked import hide
 
 
-class Mean(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Mean:
     """A mean as its two sums: over micro-batches and ranks it is Σ total / Σ count.
 
     A loss returns it for a metric whose weight is not the number of trained tokens, such as a share of rows.
+
+    Example:
+        >>> Mean(torch.tensor(3.0), torch.tensor(4.0)).item()
+        0.75
     """
 
     total: Float[Tensor, ""]
+    """Sum of the values."""
     count: Float[Tensor, ""]
+    """How many there are; 0 changes no mean."""
 
     @classmethod
     def over(cls, values: Shaped[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"]) -> Mean:
