@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -51,17 +52,32 @@ def test_the_site_builds_without_a_warning(tmp_path):
 def test_the_examples_of_the_algorithm_page_run():
     import torch
 
+    from skyrl.config.algorithm import AlgorithmConfig, OffPolicyCorrectionConfig
+
     page = (ROOT / "docs" / "guides" / "custom_algorithm.md").read_text()
-    estimator, loss = re.findall(r"```python\n(.*?)```", page, re.S)[:2]
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 3
     space: dict = {}
-    # Definitions only: registering would leave them in this process's registries.
-    for block in (estimator, loss):
-        exec(re.sub(r"^(?:from skyrl.*|@register.*)$", "", block, flags=re.M), space)
+    # Without the decorators: registering would leave the functions in this process's registries.
+    for block in blocks:
+        exec(re.sub(r"^@register.*$", "", block, flags=re.M), space)
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     advantages, returns = space["batch_baseline"](torch.tensor([[0.0, 1.0], [3.0, 0.0]]), mask)
     assert advantages.tolist() == returns.tolist() == [[-1.0, -1.0], [1.0, 0.0]]
-    value, _ = space["plain_reinforce"](torch.tensor([[-1.0, -2.0], [-3.0, -9.0]]), None, advantages, None, mask)
-    assert value.item() == -1.0 - 2.0 + 3.0
+    hidden = float("nan")
+    log_probs = torch.tensor([[-1.0, -2.0], [-3.0, hidden]], requires_grad=True)
+    value, metrics = space["plain_reinforce"](log_probs, None, advantages, None, mask, loss_weights=mask / 2)
+    assert value.item() == (-1.0 - 2.0 + 3.0) / 2
+    assert metrics["weight_max"] == 0.5
+    # Twice as likely to the trainer as to the sampler, and the cap is 1.5.
+    config = AlgorithmConfig(
+        off_policy_correction=OffPolicyCorrectionConfig(tis_ratio_type="token", token_tis_ratio_clip_high=1.5)
+    )
+    old = log_probs.detach()
+    value, metrics = space["corrected_ratio"](log_probs, old, advantages, config, mask, old - math.log(2.0))
+    assert value.item() == pytest.approx(1.5 * (1.0 + 1.0 - 1.0))
+    assert "tis_token_clip_high_ratio" in metrics
+    assert torch.autograd.grad(value, log_probs)[0].tolist() == [[1.5, 1.5], [-1.5, 0.0]]
 
 
 def test_the_page_of_metrics_names_every_number_of_a_sync_and_every_count_of_failures():
