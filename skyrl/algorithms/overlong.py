@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from skyrl.algorithms.signatures import require_shape
-from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.errors import ConfigError
 
 
@@ -60,16 +58,6 @@ def punish_overlong(
     penalties, beyond = overlong_penalty(counts, max_len=max_len, buffer_len=buffer_len, factor=factor)
     rows = zip(rewards, penalties.tolist(), beyond.tolist(), strict=True)
     return [_punished(reward, penalty, lost) for reward, penalty, lost in rows]
-
-
-def owns_overlong_punishment(algorithm: AlgorithmConfig) -> bool:
-    """Say whether a subclass of the settings declares `overlong_buffer_len` again.
-
-    Such a class belongs to a trainer that punishes by itself, as upstream's DAPO example does; to do it here, too,
-    would count twice.
-    """
-    own = [cls for cls in type(algorithm).__mro__ if issubclass(cls, AlgorithmConfig) and cls is not AlgorithmConfig]
-    return any("overlong_buffer_len" in inspect.get_annotations(cls) for cls in own)
 
 
 def _punished(reward: Any, penalty: float, lost: bool) -> Any:

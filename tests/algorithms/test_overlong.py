@@ -1,15 +1,13 @@
 """Soft overlong punishment on numbers."""
 
 import copy
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyrl.algorithms.overlong import overlong_penalty, owns_overlong_punishment, punish_overlong
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.algorithms.overlong import overlong_penalty, punish_overlong
 from skyrl.errors import ConfigError
 
 
@@ -69,20 +67,3 @@ def test_rewards_equal_a_loop_over_rows_in_both_forms(rows, buffer_len, factor):
     tokens = [[0.0] * (length - 1) + [reward] * (length > 0) for reward, length in rows]
     sums = [sum(row) for row in punish_overlong(tokens, lengths, **options)]
     assert sums == [value if length else 0.0 for value, length in zip(expected, lengths, strict=True)]
-
-
-def test_settings_that_declare_the_buffer_again_belong_to_a_trainer_that_punishes_by_itself():
-    @dataclass
-    class Dapo(AlgorithmConfig):
-        overlong_buffer_len: int | None = 512
-
-    @dataclass
-    class Further(Dapo):
-        mine: int = 1
-
-    @dataclass
-    class Other(AlgorithmConfig):
-        mine: int = 1
-
-    owners = [owns_overlong_punishment(cls()) for cls in (AlgorithmConfig, Other, Dapo, Further)]
-    assert owners == [False, False, True, True]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.root import make_config
 from skyrl.errors import DynamicSamplingError
+from skyrl.train.checkpoints import TrainerState
 from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils.callbacks import EVENTS, TrainingCallback
 from tests.fakes.inference_engine import FakeInferenceEngine
@@ -275,6 +277,15 @@ def test_batches_of_a_step_that_was_left_out_are_sampled_again_by_a_longer_run(t
     assert len(lines(shorter, len(first.uids) + 1)) > 0
     _, second = run(folder, by_uid, **kept, trainer__epochs=2)
     assert first.uids + second.uids == whole.uids
+
+
+def test_a_checkpoint_without_a_count_of_batches_took_one_a_step(tmp_path):
+    trainer = make_trainer(make_cfg(tmp_path, trainer__epochs=2), tmp_path, prompts=6)
+    place = trainer.train_dataloader.state_dict()
+    trainer.checkpoints.find_resume = lambda mode, path: SimpleNamespace(path="p", step=4)
+    trainer.persist.load = lambda point: (TrainerState(global_step=4), place)
+    trainer.load_checkpoints()
+    assert (trainer.global_step, trainer.feed.drawn, trainer.epoch) == (4, 4, 1)
 
 
 # -- replace

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 
 from skyrl.algorithms.group_filters import zero_variance_rows
-from skyrl.algorithms.overlong import owns_overlong_punishment, punish_overlong
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.algorithms.overlong import punish_overlong
+from skyrl.config.algorithm import AlgorithmConfig, declares_overlong_again
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.errors import ConfigError
 from skyrl.train.generators.base import GeneratorOutput
 from skyrl.train.generators.metrics import valid_rows
 from skyrl.train.generators.rewards import total_reward
@@ -33,14 +34,22 @@ def shape_rewards(output: GeneratorOutput, cfg: SkyRLTrainConfig) -> GeneratorOu
     """Punish overlong responses, if `trainer.algorithm.overlong_buffer_len` asks for it.
 
     Nothing happens where a subclass of the settings declares that key again: then the user's trainer does it.
+
+    Raises:
+        ConfigError: Responses have no length limit.
     """
-    algorithm = cfg.trainer.algorithm
-    if algorithm.overlong_buffer_len is None or owns_overlong_punishment(algorithm):
+    algorithm, limit = cfg.trainer.algorithm, cfg.generator.sampling_params.max_generate_length
+    if algorithm.overlong_buffer_len is None or declares_overlong_again(algorithm):
         return output
+    if limit is None:
+        raise ConfigError(
+            f"trainer.algorithm.overlong_buffer_len={algorithm.overlong_buffer_len} needs a limit that responses come "
+            "close to; set generator.sampling_params.max_generate_length"
+        )
     rewards = punish_overlong(
         output["rewards"],
         [len(response) for response in output["response_ids"]],
-        max_len=cfg.generator.sampling_params.max_generate_length,
+        max_len=limit,
         buffer_len=algorithm.overlong_buffer_len,
         factor=algorithm.overlong_buffer_penalty_factor,
     )

@@ -37,9 +37,9 @@ class CallbackInput:
     epoch: int
     """Epoch of that step, from 0."""
     total_steps: int | None
-    """Steps of the whole run; None when the data comes from outside."""
+    """Steps of the whole run, with dynamic sampling at most; None when the data comes from outside."""
     steps_per_epoch: int
-    """Steps of one epoch."""
+    """Batches of one epoch: its steps, unless dynamic sampling takes several batches for one."""
     batch: TrainingInputBatch | None = None
     """``on_step_end``: what was trained on."""
     metrics: dict[str, Any] | None = None
@@ -82,13 +82,16 @@ class TrainingCallback:
         """Training is over, also when it raised."""
 
     def on_epoch_start(self, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
-        """The data set starts again."""
+        """The data set starts again; see `on_epoch_end`."""
 
     def on_epoch_end(self, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
-        """The data set is used up."""
+        """The data set is used up; with dynamic sampling this may happen inside a step."""
 
     def on_step_start(self, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
-        """Before generation."""
+        """Before generation.
+
+        When the data ends before dynamic sampling has a full batch, the step is left out: it has no other event.
+        """
 
     def on_step_end(self, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
         """After the update of the policy, before save, weight sync and evaluation."""

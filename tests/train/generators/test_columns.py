@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from skyrl.train.generators.base import TrajectoryID
@@ -76,3 +78,12 @@ def test_step_wise_parts_are_checked_as_such():
     assert joined["rollout_metrics"]["generate/trajectory_time_completion_mean"] == 2.5  # two trajectories, not three
     with pytest.raises(AssertionError, match="appears again"):
         concatenate_generator_outputs([first, second, first], step_wise=True)
+
+
+def test_metrics_of_joined_rows_are_those_before_the_filters():
+    """A filter set the columns of the first row to zero; the records still hold what was sampled."""
+    records = [SimpleNamespace(loss_mask=[1] * (row + 1), rewards=1.0, env_class="e") for row in range(2)]
+    filtered = make_output([0, 1], rewards=[0.0, 1.0], loss_masks=[[0], [1, 1]], rollouts=records)
+    metrics = concatenate_generator_outputs([filtered])["rollout_metrics"]
+    assert metrics["generate/avg_assistant_tokens"] == 1.5
+    assert metrics["generate/avg_tokens_zero_rewards"] == 0.0

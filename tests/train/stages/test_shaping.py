@@ -4,6 +4,7 @@ import copy
 
 import pytest
 
+from skyrl.errors import ConfigError
 from skyrl.train.stages.shaping import mask_flat_groups, row_scores, shape_rewards, valid_mask
 from tests.fakes.trainer import make_cfg
 
@@ -79,3 +80,10 @@ def test_overlong_responses_lose_reward_by_the_keys(tmp_path):
     shaped = shape_rewards(output, cfg)
     assert shaped["rewards"] == [[0.0, 1.0], [0.0, 0.0, 0.75], [0.0] * 3 + [0.5], [0.0] * 5]
     assert output == before
+
+
+def test_without_a_length_limit_there_is_nothing_to_come_close_to(tmp_path):
+    cfg = make_cfg(tmp_path, trainer__algorithm__overlong_buffer_len=2)
+    cfg.generator.sampling_params.max_generate_length = None
+    with pytest.raises(ConfigError, match=r"overlong_buffer_len=2 needs a limit .*max_generate_length"):
+        shape_rewards(make_output([1.0]), cfg)
