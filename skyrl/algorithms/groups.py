@@ -7,18 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def group_index(uids: Sequence[str] | np.ndarray) -> tuple[Int[Tensor, " batch"], int]:
+def group_index(
+    uids: Sequence[str] | np.ndarray, valid_rows: Bool[Tensor, " batch"] | None = None
+) -> tuple[Int[Tensor, " batch"], int]:
     """Number the groups.
+
+    Args:
+        uids: The uid of each row.
+        valid_rows: False marks a failed rollout. All of these make one more group, the last, whatever their uids,
+            so that they are in nobody's statistics.
 
     Returns:
         The group of each row, from 0, and how many groups there are.
     """
     names, index = np.unique(np.asarray(uids), return_inverse=True)
-    return torch.from_numpy(index.reshape(-1).astype(np.int64)), len(names)
+    groups = torch.from_numpy(index.reshape(-1).astype(np.int64))
+    if valid_rows is None:
+        return groups, len(names)
+    return torch.where(valid_rows, groups.to(valid_rows.device), len(names)), len(names) + 1
 
 
 def group_sum(
@@ -30,24 +40,32 @@ def group_sum(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
-    """Size, mean and spread of a score, repeated for every row of the group."""
+    """Size, mean and spread of a score, repeated for every row of the group; all in float64."""
 
     size: Float[Tensor, " batch"]
     """Rows in the group."""
+    mean: Float[Tensor, " batch"]
+    """Mean of the group."""
     centred: Float[Tensor, " batch"]
     """Score minus the mean of the group; exactly 0 in a group of equal scores."""
     std: Float[Tensor, " batch"]
     """Sample standard deviation (ddof 1); 0 for a group of one."""
 
 
-def group_stats(scores: Float[Tensor, " batch"], uids: Sequence[str] | np.ndarray) -> GroupStats:
-    """Compute the statistics in float64, from scores relative to the least of their group."""
-    groups, num_groups = group_index(uids)
+def group_stats(scores: Float[Tensor, " batch"], groups: Int[Tensor, " batch"], num_groups: int) -> GroupStats:
+    """Compute the statistics in float64, from scores relative to the least of their group.
+
+    Args:
+        scores: Finite.
+        groups: The group of each row, as `group_index` numbers them.
+        num_groups: More than the highest number; groups without rows do no harm.
+    """
     groups = groups.to(scores.device)
     scores = scores.double()
-    least = scores.new_zeros(num_groups).scatter_reduce_(0, groups, scores, "amin", include_self=False)
-    above = scores - least[groups]
-    size = group_sum(torch.ones_like(scores), groups, num_groups)
-    centred = above - (group_sum(above, groups, num_groups) / size)[groups]
-    variance = group_sum(centred.square(), groups, num_groups) / (size - 1).clamp(min=1.0)
-    return GroupStats(size=size[groups], centred=centred, std=variance.sqrt()[groups])
+    least = scores.new_zeros(num_groups).scatter_reduce_(0, groups, scores, "amin", include_self=False)[groups]
+    above = scores - least
+    size = group_sum(torch.ones_like(scores), groups, num_groups)[groups]
+    offset = group_sum(above, groups, num_groups)[groups] / size
+    centred = above - offset
+    variance = group_sum(centred.square(), groups, num_groups)[groups] / (size - 1).clamp(min=1.0)
+    return GroupStats(size=size, mean=least + offset, centred=centred, std=variance.sqrt())

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
+
+_BLOCK_ELEMENTS = 1 << 18
+"""So many elements, and a few temporaries of them, stay in a core's cache. Memory touched anew costs far more."""
+
+
+def row_blocks(tensor: Shaped[Tensor, "rows ..."]) -> Iterator[slice]:
+    """Cut the first dimension into blocks whose temporaries stay in the cache, for work that treats rows apart."""
+    rows = tensor.shape[0]
+    size = max(1, _BLOCK_ELEMENTS * rows // max(1, tensor.numel()))
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def hide(values: Float[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"] | None) -> Float[Tensor, "*shape"]:
@@ -74,12 +85,50 @@ def masked_whiten(
         The whitened values, and zeros where the mask is zero. Fewer than two values have no variance: all
         zeros then, with a warning.
     """
-    shown: Bool[Tensor, "*shape"] = mask.bool()
-    count = int(torch.count_nonzero(shown))
+    count, mean, squares = masked_moments(values, mask)
     if count < 2:
         logger.warning("Whitening needs at least two unmasked values; the result is zero everywhere")
         return torch.zeros_like(values)
-    mean = hide(values, shown).sum() / count
-    centred = hide(values - mean, shown)
-    whitened = centred * torch.rsqrt(centred.square().sum() / (count - 1) + 1e-8)
-    return whitened if shift_mean else hide(whitened + mean, shown)
+    return standardize(values, mask, mean, torch.rsqrt(squares / (count - 1) + 1e-8), shift_mean=shift_mean)
+
+
+def masked_moments(
+    values: Float[Tensor, "rows ..."], mask: Shaped[Tensor, "rows ..."]
+) -> tuple[int, Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return how many values the mask shows, their mean, and Σ (x - mean)², the last two in float64.
+
+    A mask has no weights here: what is not zero shows. Each block of rows is first centred on its own mean, so that
+    a common offset costs no precision; equal values have squares of exactly 0.
+    """
+    if not values.numel():
+        return 0, values.new_zeros((), dtype=torch.float64), values.new_zeros((), dtype=torch.float64)
+    parts = [_block_moments(values[rows], mask[rows].bool()) for rows in row_blocks(values)]
+    counts, means, squares = (torch.stack(part).double() for part in zip(*parts, strict=True))
+    count = counts.sum()
+    mean = (counts * means).sum() / count.clamp(min=1.0)
+    return int(count), mean, (squares + counts * (means - mean).square()).sum()
+
+
+def _block_moments(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> tuple[Tensor, Tensor, Tensor]:
+    count = torch.count_nonzero(shown)
+    values = hide(values, shown)
+    mean = values.sum(dtype=torch.float64) / count.clamp(min=1)
+    centred = (values - mean.to(values.dtype)) * shown.view(torch.uint8).to(values.dtype)
+    return count, mean, centred.square().sum(dtype=torch.float64)
+
+
+def standardize(
+    values: Float[Tensor, "rows ..."],
+    mask: Shaped[Tensor, "rows ..."],
+    mean: Float[Tensor, ""],
+    scale: Float[Tensor, ""],
+    *,
+    shift_mean: bool = True,
+) -> Float[Tensor, "rows ..."]:
+    """Return (x - mean)·scale, plus the mean when it is not to be shifted, with zeros where the mask is zero."""
+    mean, scale = mean.to(values.dtype), scale.to(values.dtype)
+    result = torch.empty_like(values)
+    for rows in row_blocks(values):
+        block = (values[rows] - mean) * scale
+        result[rows] = hide(block if shift_mean else block + mean, mask[rows])
+    return result

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl.algorithms.masked import hide, masked_mean, masked_var, masked_whiten, weighted_sum
@@ -65,6 +65,7 @@ def test_whitening_fewer_than_two_values_gives_zeros_and_a_warning(shown, caplog
     assert "at least two" in caplog.text
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(-50, 50, width=32), st.booleans()), min_size=1, max_size=40))
 def test_statistics_agree_with_a_loop(cells):
     values = torch.tensor([value for value, _ in cells], dtype=torch.float64)

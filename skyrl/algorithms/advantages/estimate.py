@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from skyrl.algorithms.advantages.checks import refuse_non_finite, require_batch_shapes
+from skyrl.algorithms.advantages.outcome import shown_tokens
 from skyrl.algorithms.advantages.registry import AdvantageEstimator, AdvantageEstimatorRegistry
-from skyrl.algorithms.masked import hide, masked_mean
+from skyrl.algorithms.masked import masked_moments, standardize
 from skyrl.algorithms.signatures import accepted_keywords, named_keywords, require_shape
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.errors import ConfigError
@@ -48,14 +50,28 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
         loss_mask: 1 = trains; only for estimators that name it, as are the next three.
         valid_rows: False marks a failed rollout, which is no sample: an estimator that does not name this
             argument is called without those rows, and they get zeros.
-        baseline_scores: Score of a baseline rollout of each row's prompt.
+        baseline_scores: Score of a baseline rollout of each row's prompt; NaN where that rollout failed.
         reward_components: Row scores by reward name.
 
+    Returns:
+        Two tensors shaped like the rewards, which may be one and the same.
+
     Raises:
-        ConfigError: The name is unknown, or the estimator needs values and there are none.
-        ValueError: A tensor has another shape than the rewards.
+        ConfigError: The name is unknown, or the estimator needs values or a baseline and there are none.
+        ValueError: A tensor does not fit the rewards, or something that is neither masked nor marked as failed is
+            not finite: a reward, a value, or a result without such a cause.
     """
-    function = _estimator(adv_estimator, has_values=values is not None)
+    function = _estimator(adv_estimator, has_values=values is not None, has_baseline=baseline_scores is not None)
+    components = {f"reward_components[{name!r}]": part for name, part in (reward_components or {}).items()}
+    require_batch_shapes(
+        token_level_rewards,
+        index,
+        tokens={"response_mask": response_mask, "values": values, "loss_mask": loss_mask},
+        rows={"valid_rows": valid_rows, "baseline_scores": baseline_scores, **components},
+    )
+    if not token_level_rewards.numel():
+        return torch.zeros_like(token_level_rewards), torch.zeros_like(token_level_rewards)
+    valid_rows = None if valid_rows is None else valid_rows.bool()
     offers: dict[str, Any] = {
         "token_level_rewards": token_level_rewards,
         "response_mask": response_mask,
@@ -72,17 +88,30 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
         "baseline_scores": baseline_scores,
         "reward_components": reward_components,
     }
-    _check_shapes(token_level_rewards, index, response_mask=response_mask, values=values, loss_mask=loss_mask)
     with torch.no_grad():
-        return _call(function, offers, extras, valid_rows)
+        advantages, returns = _call(function, offers, extras, valid_rows)
+        if not _sums_are_finite(advantages, returns):
+            shown = shown_tokens(response_mask, valid_rows)
+            for name, tensor in {"token_level_rewards": token_level_rewards, "values": values}.items():
+                if tensor is not None:
+                    refuse_non_finite(name, tensor, shown)
+            refuse_non_finite(f"advantages of {adv_estimator!r}", advantages, shown)
+            refuse_non_finite(f"returns of {adv_estimator!r}", returns, shown)
+    return advantages, returns
 
 
-def _estimator(name: str, *, has_values: bool) -> AdvantageEstimator:
-    function = AdvantageEstimatorRegistry.get(name)
-    if not has_values and AdvantageEstimatorRegistry.traits(name).needs_values:
+def _estimator(name: str, *, has_values: bool, has_baseline: bool) -> AdvantageEstimator:
+    function, traits = AdvantageEstimatorRegistry.get(name), AdvantageEstimatorRegistry.traits(name)
+    if not has_values and traits.needs_values:
         raise ConfigError(
             f"trainer.algorithm.advantage_estimator={name} needs a critic's values; set "
             "trainer.critic.model.path, or choose an estimator without a critic such as grpo"
+        )
+    if not has_baseline and traits.needs_baseline:
+        raise ConfigError(
+            f"trainer.algorithm.advantage_estimator={name} needs baseline_scores, the score of a greedy rollout of "
+            "each prompt; the trainer samples it, other callers must pass it, or choose an estimator without one "
+            "such as rloo"
         )
     return function
 
@@ -112,6 +141,12 @@ def _checked(function: AdvantageEstimator, chosen: dict[str, Any], rewards: Tens
     return advantages, returns
 
 
+def _sums_are_finite(advantages: Tensor, returns: Tensor) -> bool:
+    """Look at the sums: one NaN or infinity is enough to spoil them, and they cost little."""
+    results = [advantages] if returns is advantages else [advantages, returns]
+    return all(bool(result.sum().isfinite()) for result in results)
+
+
 def _take(value: Any, rows: Tensor) -> Any:
     """Keep some rows of whatever has one entry a row."""
     if isinstance(value, Tensor):
@@ -125,14 +160,6 @@ def _take(value: Any, rows: Tensor) -> Any:
     return value
 
 
-def _check_shapes(rewards: Tensor, index: Sequence[str] | np.ndarray, **tensors: Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            require_shape(name, tensor, "token_level_rewards", rewards)
-    if len(index) != rewards.shape[0]:
-        raise ValueError(f"index has {len(index)} entries but token_level_rewards has shape {tuple(rewards.shape)}")
-
-
 def normalize_advantages(
     advantages: Float[Tensor, "batch response"], loss_mask: Shaped[Tensor, "batch response"]
 ) -> Float[Tensor, "batch response"]:
@@ -140,5 +167,5 @@ def normalize_advantages(
 
     (A - mean)·rsqrt(max(1e-8, Σ m·(A - mean)² / Σ m)), with the mean over trained tokens; zeros elsewhere.
     """
-    centred = hide(advantages - masked_mean(advantages, loss_mask), loss_mask)
-    return centred * torch.rsqrt(masked_mean(centred.square(), loss_mask).clamp(min=1e-8))
+    count, mean, squares = masked_moments(advantages, loss_mask)
+    return standardize(advantages, loss_mask, mean, torch.rsqrt((squares / max(1, count)).clamp(min=1e-8)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from skyrl.algorithms.advantages.discount import discounted_sums
+from skyrl.algorithms.advantages.outcome import shown_tokens
 from skyrl.algorithms.advantages.registry import register_advantage_estimator
-from skyrl.algorithms.masked import hide, masked_whiten
+from skyrl.algorithms.masked import hide, masked_whiten, row_blocks
 
 
 @register_advantage_estimator("gae", outcome=False, needs_values=True)
@@ -20,21 +22,28 @@ def gae_advantages(
     *,
     gamma: float = 1.0,
     lambd: float = 1.0,
+    valid_rows: Bool[Tensor, " batch"] | None = None,
     **_: Any,
 ) -> tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]:
     """Discounted sums of temporal differences (arXiv:1506.02438, eq. 16), then whitened.
 
     δ_t = r_t + γ·V_{t+1} - V_t with V = 0 after the last token; A_t = δ_t + γλ·A_{t+1}; returns = A + V;
-    advantages = whiten(A). Rows are right-aligned, so the padding on the left cannot reach a token.
+    advantages = whiten(A). The mask has no part in the recursion, except that NaN and infinities which it hides
+    count as 0.
     """
-    # Time runs along the first dimension here: each step of the loop then reads contiguous memory.
-    advantage = token_level_rewards.t().contiguous()
-    by_time = values.t().contiguous()
-    next_value, running = torch.zeros_like(by_time[0]), torch.zeros_like(by_time[0])
-    for step in reversed(range(advantage.shape[0])):
-        delta = advantage[step] + gamma * next_value - by_time[step]
-        running = delta + gamma * lambd * running
-        next_value = by_time[step]
-        advantage[step] = running
-    raw = hide(advantage.t(), response_mask)
-    return masked_whiten(raw, response_mask), hide(raw + values, response_mask)
+    shown = shown_tokens(response_mask, valid_rows)
+    advantages, returns = torch.empty_like(token_level_rewards), torch.empty_like(token_level_rewards)
+    for rows in row_blocks(token_level_rewards):
+        reward, value = (_without_hidden_nan(x[rows], shown[rows]) for x in (token_level_rewards, values))
+        delta = reward - value
+        delta[:, :-1] += gamma * value[:, 1:]
+        advantage = discounted_sums(delta, float(gamma * lambd))
+        advantages[rows] = advantage
+        returns[rows] = hide(advantage + value, shown[rows])
+    return masked_whiten(advantages, shown), returns
+
+
+def _without_hidden_nan(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    if bool(values.sum().isfinite()):
+        return values
+    return torch.where(shown, values, torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0))
