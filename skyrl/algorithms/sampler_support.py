@@ -1,4 +1,4 @@
-"""Log-probs over the candidates that the sampler kept (top-k, top-p, min-p).
+"""Log-probs over the candidates that the sampler kept (top-k, top-p, min-p); "keep sampling mask", arXiv:2512.02556.
 
 Truncated sampling draws from a distribution that is renormalised over a set S_t. Training on its log-probs
 needs the same set:

@@ -1,4 +1,4 @@
-"""Score centering: subtract the score that the sampler expects at each prefix.
+"""Score centering: subtract the score that the sampler expects at each prefix (arXiv:2609.20807).
 
 When data come from a sampler q that is not the policy π, E_q[c·∇ℓ] is not zero: the average reward drags the policy
 along it. The centred loss subtracts that expectation over the sampler's head K_t (and the sampled token):
@@ -30,7 +30,7 @@ from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.errors import ConfigError
 
 LEAST_TAIL = 1e-6
-"""The trainer's mass outside the head counts as at least this."""
+"""The trainer's mass outside the head counts as at least this, a sampler's below it as none (it is rounding)."""
 _KEY = "trainer.algorithm.score_centering"
 
 Calibration = Callable[[Tensor, Tensor], Tensor]
@@ -129,7 +129,8 @@ def _coefficients(
     sampler = hide(members.sampler_log_probs.exp(), members.shown)
     trainer = hide(members.log_probs.exp(), members.shown)
     sampler_mass, trainer_mass = sampler.sum(dim=-1), trainer.sum(dim=-1)
-    ratio = (1.0 - sampler_mass).clamp(min=0.0) / (1.0 - trainer_mass).clamp(min=LEAST_TAIL)
+    sampler_tail = 1.0 - sampler_mass
+    ratio = torch.where(sampler_tail > LEAST_TAIL, sampler_tail, 0.0) / (1.0 - trainer_mass).clamp(min=LEAST_TAIL)
     kappa = sampler * calibration(members.log_probs, members.sampler_log_probs)
     tail = config.score_centering.tail
     if tail == "proportional":

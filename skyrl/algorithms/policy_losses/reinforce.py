@@ -8,6 +8,7 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.mean import MetricValue
+from skyrl.algorithms.policy_losses.ratio import at_least_float32
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.algorithms.score_centering import SamplerHead, expected_score
 from skyrl.config.algorithm import AlgorithmConfig
@@ -34,7 +35,7 @@ def reinforce_loss(
     Returns:
         The scalar loss, and `clip_ratio`, which is 0.
     """
-    score = hide(log_probs, loss_mask)
+    score = at_least_float32(hide(log_probs, loss_mask))
     metrics: dict[str, MetricValue] = {"clip_ratio": log_probs.new_zeros(())}
     if topk is not None and config.score_centering.enabled:
         expected, own = expected_score(

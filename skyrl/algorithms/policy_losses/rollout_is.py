@@ -28,10 +28,10 @@ def rollout_is_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, MetricValue]]:
     """L = -f(ρ)·A·ℓ with ρ = exp(log_probs - rollout_logprobs), and f(x) = x inside (1 - ε_low, 1 + ε_high), else 0.
 
-    f(ρ) carries no gradient; a ratio on the bound counts as outside. Log-probs are in nats. `loss_weights` hold the
-    loss reduction (`loss_reduction.py`), so the sum over a mini-batch is the final loss; None sums plainly. With
-    `topk` and `score_centering.enabled` the score is centred (`score_centering.py`), with c = f of each token's
-    own ratio.
+    As in GLM-5, arXiv:2602.15763. f(ρ) carries no gradient; a ratio on the bound counts as outside. Log-probs are in
+    nats. `loss_weights` hold the loss reduction (`loss_reduction.py`), so the sum over a mini-batch is the final loss;
+    None sums plainly. With `topk` and `score_centering.enabled` the score is centred (`score_centering.py`), with
+    c = f of each token's own ratio.
 
     Returns:
         The scalar loss, and `clip_ratio`: share of trained tokens whose ratio is outside.
