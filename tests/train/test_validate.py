@@ -10,6 +10,7 @@ import pytest
 
 from skyrl.algorithms.advantages import AdvantageEstimatorRegistry, register_advantage_estimator
 from skyrl.algorithms.policy_losses import PolicyLossRegistry, register_policy_loss
+from skyrl.algorithms.policy_losses.registry import holds
 from skyrl.algorithms.signatures import named_keywords
 from skyrl.config.algorithm import AlgorithmConfig, CISPOConfig
 from skyrl.config.root import SkyRLTrainConfig
@@ -277,9 +278,9 @@ def test_the_rules_and_the_registry_say_the_same_of_an_estimator(name: str):
 def test_the_rules_and_the_registry_say_the_same_of_a_loss(name: str, anchor: str):
     algorithm = AlgorithmConfig(policy_loss_type=name, cispo=CISPOConfig(cispo_anchor=anchor))
     facts, traits = loss_facts(algorithm), PolicyLossRegistry.traits(name)
-    need = traits.needs_rollout_logprobs
     assert facts.correctable == traits.correctable
-    assert facts.needs_rollout_logprobs == (need(algorithm) if callable(need) else need)
+    assert facts.needs_rollout_logprobs == holds(traits.needs_rollout_logprobs, algorithm)
+    assert facts.anchored == holds(traits.anchored, algorithm)
     assert not facts.corrects_itself and "loss_weights" in named_keywords(PolicyLossRegistry.get(name))
     assert facts.reads_head == ("topk" in named_keywords(PolicyLossRegistry.get(name)))
 

@@ -37,6 +37,7 @@ def check_estimator(
             "generator.step_wise_trajectories=true; use grpo or rloo"
         )
     _check_group(algorithm, facts, generator.n_samples_per_prompt)
+    _check_rewards(algorithm, facts)
     if facts.needs_baseline:
         _check_baseline(name, generator)
 
@@ -57,6 +58,21 @@ def _check_group(algorithm: AlgorithmConfig, facts: EstimatorFacts, samples: int
     if facts.bare_alone:
         logger.warning(
             "%s=%s compares the rollouts of a prompt: with %s=1 the bare reward is the advantage", _NAME, name, _SAMPLES
+        )
+
+
+def _check_rewards(algorithm: AlgorithmConfig, facts: EstimatorFacts) -> None:
+    """Check that what the run adds to the rewards reaches the estimator."""
+    name, length = algorithm.advantage_estimator, algorithm.overlong_buffer_len
+    if algorithm.use_kl_in_reward and not facts.takes_kl:
+        raise ConfigError(
+            f"{_NAME}={name} cannot take {_KEY}.use_kl_in_reward=true, for it does not read the sum of the rewards; "
+            f"set {_KEY}.use_kl_in_reward=false, and {_KEY}.use_kl_loss=true for a KL in the loss"
+        )
+    if length is not None and not facts.takes_punishment:
+        raise ConfigError(
+            f"{_NAME}={name} reads the named parts of the rewards, which {_KEY}.overlong_buffer_len={length} does not "
+            "change; set it to null, or let the environment name the length as a part"
         )
 
 

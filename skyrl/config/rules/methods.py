@@ -30,6 +30,10 @@ class EstimatorFacts:
     """It reads the score of one more, greedy rollout."""
     zero_alone: bool = False
     """A row without others of its prompt gets advantage 0."""
+    takes_kl: bool = True
+    """The KL penalty in the rewards means to it what it means to the sum of the rewards."""
+    takes_punishment: bool = True
+    """It reads the rewards after the punishment of long responses."""
     bare_alone: bool = False
     """A row without others of its prompt gets its reward as its advantage, without a baseline."""
 
@@ -65,9 +69,9 @@ ESTIMATORS: Mapping[str, EstimatorFacts] = MappingProxyType(
         "opo": EstimatorFacts(zero_alone=True),
         "remax": EstimatorFacts(needs_baseline=True),
         "gpg": EstimatorFacts(zero_alone=True),
-        "pass_at_k": EstimatorFacts(),
+        "pass_at_k": EstimatorFacts(takes_kl=False),  # it only asks whether the sum is above 0
         "liteppo": EstimatorFacts(zero_alone=True),
-        "gdpo": EstimatorFacts(bare_alone=True),
+        "gdpo": EstimatorFacts(zero_alone=True, takes_kl=False, takes_punishment=False),  # reads components alone
         "turn_level": EstimatorFacts(outcome=False, zero_alone=True),
         "no_op": EstimatorFacts(outcome=False),
     }

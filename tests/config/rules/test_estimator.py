@@ -28,14 +28,14 @@ def distil(*tokens: str) -> None:
     check_distillation(config.trainer, ESTIMATORS[config.trainer.algorithm.advantage_estimator])
 
 
-@pytest.mark.parametrize("name", ["rloo", "opo", "gpg", "liteppo", "turn_level"])
+@pytest.mark.parametrize("name", ["rloo", "opo", "gpg", "liteppo", "turn_level", "gdpo"])
 def test_an_estimator_that_compares_rollouts_of_a_prompt_needs_two(name: str):
     check(name, "generator.n_samples_per_prompt=2")
     with pytest.raises(ConfigError, match=rf"advantage_estimator={name} .*n_samples_per_prompt=1 .*2 or more"):
         check(name, "generator.n_samples_per_prompt=1")
 
 
-@pytest.mark.parametrize("name", ["grpo", "maxrl", "gdpo"])
+@pytest.mark.parametrize("name", ["grpo", "maxrl"])
 def test_an_estimator_that_falls_back_to_the_bare_reward_warns(name: str, caplog):
     check(name, "generator.n_samples_per_prompt=2")
     assert caplog.text == ""
@@ -58,6 +58,20 @@ def test_pass_at_k_chooses_from_the_group(k: int, samples: int, good: bool):
         return
     with pytest.raises(ConfigError, match=rf"pass_at_k={k}: .*2 and generator\.n_samples_per_prompt={samples}; lower"):
         check("pass_at_k", *tokens)
+
+
+@pytest.mark.parametrize("name", ["pass_at_k", "gdpo"])
+def test_an_estimator_that_does_not_sum_rewards_takes_no_kl_in_them(name: str):
+    with pytest.raises(ConfigError, match=rf"advantage_estimator={name} cannot take .*use_kl_in_reward=true.*set"):
+        check(name, "trainer.algorithm.use_kl_in_reward=true")
+    check("grpo", "trainer.algorithm.use_kl_in_reward=true")
+
+
+def test_the_punishment_of_long_responses_does_not_reach_parts_of_the_reward():
+    long = "trainer.algorithm.overlong_buffer_len=100"
+    with pytest.raises(ConfigError, match=r"advantage_estimator=gdpo .*overlong_buffer_len=100 does not change"):
+        check("gdpo", long)
+    check("pass_at_k", long)
 
 
 def test_gae_needs_a_critic():
