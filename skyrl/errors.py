@@ -35,7 +35,7 @@ class EngineDiedError(InferenceError):
 
 
 class RolloutError(SkyRLError, RuntimeError):
-    """More rollouts of a batch failed than the run allows."""
+    """More rollouts of a batch failed than the run allows, or rollouts contradict each other."""
 
 
 class DynamicSamplingError(SkyRLError, RuntimeError):

@@ -132,3 +132,5 @@ class Rollout:
     """Seconds by part: `llm`, `env`."""
     env_metrics: dict[str, Any] = field(default_factory=dict)
     """What the environment reported at the end."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, summed over the steps."""

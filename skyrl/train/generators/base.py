@@ -89,7 +89,9 @@ class GeneratorOutput(TypedDict):
     pixel_values: NotRequired[list[torch.Tensor | None] | None]
     image_grid_thw: NotRequired[list[torch.Tensor | None] | None]
     reward_components: NotRequired[dict[str, list[float]] | None]
-    """Named parts of the reward, a dict of columns."""
+    """Named parts of the reward, a dict of columns: every row has every name; failed rows have 0.0."""
+    baseline_scores: NotRequired[list[float] | None]
+    """Score of the greedy rollout of each row's prompt; NaN where that one failed."""
     weight_versions: NotRequired[list[tuple[int, int]] | None]
     """Weight syncs the engine had received at the first and the last sampled token of the row."""
     rollouts: NotRequired[list[Rollout] | None]

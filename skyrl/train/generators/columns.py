@@ -9,9 +9,11 @@ from typing import Any
 from skyrl.train.generators.base import GeneratorOutput
 from skyrl.train.generators.metrics import get_rollout_metrics, valid_rows
 from skyrl.train.generators.output_checks import validate_generator_output
+from skyrl.train.generators.reward_parts import join_reward_columns
 
 _DICTS_OF_COLUMNS = ("trajectory_time_splits", "reward_components")
 _OF_THE_BATCH = ("rollout_metrics",)
+_COMPUTED = (*_OF_THE_BATCH, "reward_components")
 _REQUIRED = ("prompt_token_ids", "response_ids", "rewards", "loss_masks")
 
 
@@ -50,6 +52,7 @@ def concatenate_generator_outputs(outputs: Sequence[GeneratorOutput], step_wise:
 
     Raises:
         ValueError: Some parts have log-probs and some do not.
+        RolloutError: Parts name different components of the reward.
         AssertionError: The result is no valid output, or there are no parts.
     """
     if not outputs:
@@ -58,8 +61,9 @@ def concatenate_generator_outputs(outputs: Sequence[GeneratorOutput], step_wise:
         raise ValueError("some generator outputs have rollout_logprobs and some have none")
     joined: dict[str, Any] = {}
     for key in outputs[0]:
-        if key not in _OF_THE_BATCH:
+        if key not in _COMPUTED:
             joined[key] = _joined_column(key, [output.get(key) for output in outputs])
+    joined["reward_components"] = join_reward_columns(outputs)
     joined["rollout_metrics"] = _joined_metrics(outputs, joined)
     result: GeneratorOutput = joined  # type: ignore[assignment]
     validate_generator_output(len(result["response_ids"]), result, step_wise=step_wise)

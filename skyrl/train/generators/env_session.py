@@ -42,6 +42,8 @@ class EnvStep:
     """The episode is over."""
     postprocessed_action: str | None
     """Text that replaces the response."""
+    reward_parts: dict[str, float]
+    """What `metadata["rewards"]` names, finite; empty when it names nothing."""
 
 
 class EnvSession:
@@ -90,9 +92,10 @@ class EnvSession:
             raise TypeError(f"{self._name('step')} returned the postprocessed_action {_short(replacement)}, not a text")
         return EnvStep(
             observations=self._checked_messages(answer.get("observations") or [], "step"),
-            reward=self._checked_reward(answer["reward"]),
+            reward=self._checked_number(answer["reward"], "the reward"),
             done=bool(answer["done"]),
             postprocessed_action=replacement,
+            reward_parts=self._checked_parts(answer.get("metadata")),
         )
 
     async def metrics(self) -> dict[str, Any]:
@@ -184,13 +187,23 @@ class EnvSession:
             )
         return [dict(message) for message in messages]
 
-    def _checked_reward(self, reward: Any) -> float:
+    def _checked_parts(self, metadata: Any) -> dict[str, float]:
+        parts = metadata.get("rewards") if isinstance(metadata, Mapping) else None
+        if parts is None:
+            return {}
+        if not isinstance(parts, Mapping) or not all(isinstance(name, str) and name for name in parts):
+            raise TypeError(
+                f"{self._name('step')} returned metadata['rewards']={_short(parts)}; it must be a dict of named numbers"
+            )
+        return {name: self._checked_number(value, f"metadata['rewards'][{name!r}]") for name, value in parts.items()}
+
+    def _checked_number(self, number: Any, what: str) -> float:
         try:
-            value = float(reward)
+            value = float(number)
         except (TypeError, ValueError):
-            raise TypeError(f"{self._name('step')} returned the reward {_short(reward)}, not a number") from None
+            raise TypeError(f"{self._name('step')} returned {what} {_short(number)}, not a number") from None
         if not math.isfinite(value):
-            raise ValueError(f"{self._name('step')} returned the reward {value}")
+            raise ValueError(f"{self._name('step')} returned {what} {value}")
         return value
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
+from skyrl.train.generators.metrics import valid_rows
 from skyrl.train.generators.rewards import is_scalar
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ _COLUMNS = (
     "env_metrics",
     "weight_versions",
     "rollouts",
+    "baseline_scores",
 )
 
 MAX_LOGPROB = 1e-3
@@ -60,6 +62,7 @@ def validate_generator_output(num_prompts: int, output: GeneratorOutput, step_wi
     _require(all(scalar) or not any(scalar), "rewards mixes numbers and per-token lists")
     for row in range(num_rows):
         _check_row(output, row)
+    _check_reward_columns(output, num_rows)
     if not any(any(mask) for mask in output["loss_masks"]):
         logger.warning("all loss masks are zero: this batch trains nothing")
     if step_wise:
@@ -84,6 +87,23 @@ def _check_row(output: GeneratorOutput, row: int) -> None:
     _require(
         not (values > MAX_LOGPROB).any(), f"row {row}: rollout_logprobs holds {values.max(initial=0)}, greater than 0"
     )
+
+
+def _check_reward_columns(output: GeneratorOutput, num_rows: int) -> None:
+    baselines, parts = output.get("baseline_scores"), output.get("reward_components")
+    if baselines is not None:
+        _require(not np.isinf(np.asarray(baselines, dtype=np.float64)).any(), "baseline_scores holds an infinite score")
+    if parts is None:
+        return
+    valid = valid_rows(output.get("stop_reasons"), num_rows)
+    for name, column in parts.items():
+        _require(
+            len(column) == num_rows,
+            f"reward_components[{name!r}] has {len(column)} rows, response_ids has {num_rows}",
+        )
+        values = np.asarray(column, dtype=np.float64)
+        for row in valid:
+            _require(np.isfinite(values[row]), f"row {row}: reward_components[{name!r}] is {values[row]}")
 
 
 def _check_token_ids(ids: Sequence[int], name: str) -> None:

@@ -27,6 +27,7 @@ from skyrl.train.generators.env_session import EnvSession
 from skyrl.train.generators.env_threads import EnvThreadPool
 from skyrl.train.generators.masks import apply_overlong_filtering, zero_rewards_on_non_stop
 from skyrl.train.generators.renderer import ChatRenderer
+from skyrl.train.generators.reward_parts import zero_parts_on_non_stop
 from skyrl.train.generators.sampling import normalize_sampling_params, wants_logprobs
 from skyrl.train.generators.settings import check_room_to_queue, check_settings
 from skyrl.train.generators.start_gate import StartGate
@@ -340,6 +341,7 @@ class SkyRLGymGenerator(GeneratorInterface):
         reasons = columns["stop_reasons"] or []
         if self.generator_cfg.zero_reward_on_non_stop:
             columns["rewards"] = zero_rewards_on_non_stop(columns["rewards"], reasons)
+            columns["reward_components"] = zero_parts_on_non_stop(columns.get("reward_components"), reasons)
         if self.generator_cfg.apply_overlong_filtering:
             columns["loss_masks"] = apply_overlong_filtering(columns["loss_masks"], reasons)
         return columns

@@ -8,7 +8,8 @@ from typing import Any
 
 from skyrl.train.generators.agent_loop import Episode
 from skyrl.train.generators.base import GeneratorOutput
-from skyrl.types.rollout import ConversationType, Failure, Rollout, TrajectoryID
+from skyrl.train.generators.reward_parts import RowParts, reward_columns
+from skyrl.types.rollout import ConversationType, Failure, Rollout, TrajectoryID, classify_stop_reason
 
 
 @dataclass(kw_only=True)
@@ -27,6 +28,8 @@ class TrajectoryOutput:
     """Tokens of the first call."""
     rollout_logprobs: list[float] | None = None
     """Nats, aligned with the response; None when not asked for."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward, summed over the steps."""
     env_metrics: dict[str, Any] = field(default_factory=dict)
     """From the environment."""
     episode: Episode = field(default_factory=Episode)
@@ -74,6 +77,7 @@ def finished_row(episode: Episode, style: RowStyle) -> TrajectoryOutput:
         loss_mask=episode.transcript.loss_mask,
         prompt_ids=episode.transcript.prompt_ids,
         rollout_logprobs=episode.transcript.rollout_logprobs if style.logprobs else None,
+        reward_parts=dict(episode.reward_parts),
         env_metrics=episode.env_metrics,
         episode=episode,
     )
@@ -116,7 +120,13 @@ def rollout_record(
         t_end=output.t_end,
         time_splits={"llm": output.episode.llm_s, "env": output.episode.env_s},
         env_metrics=output.env_metrics,
+        reward_parts=output.reward_parts,
     )
+
+
+def _row_parts(output: TrajectoryOutput) -> RowParts:
+    failed = classify_stop_reason(output.stop_reason) == "failed"
+    return RowParts(output.reward_parts, failed=failed, complete=output.episode.done)
 
 
 def to_columns(
@@ -133,6 +143,9 @@ def to_columns(
         rollouts: Their records.
         logprobs: Whether the rows carry log-probs.
         weight_version: Of the engine when the batch began; stands for rows without a model call.
+
+    Raises:
+        RolloutError: Rows name different parts of their rewards.
     """
     fallback = None if weight_version is None else (weight_version, weight_version)
     versions = [rollout.weight_version or fallback for rollout in rollouts]
@@ -153,6 +166,7 @@ def to_columns(
         },
         env_metrics=[output.env_metrics for output in outputs],
         rollout_expert_indices=None,
+        reward_components=reward_columns([_row_parts(output) for output in outputs]),
         weight_versions=known if len(known) == len(versions) else None,
         rollouts=list(rollouts),
     )

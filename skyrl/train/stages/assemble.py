@@ -31,9 +31,10 @@ def assemble(
 
     Returns:
         A batch on the CPU, without rows for divisibility. Columns `sequences`, `attention_mask`,
-        `response_mask`, `rewards`, `loss_mask`, `valid_rows`, and `rollout_logprobs` if there are any;
-        metadata `uids`, `response_length`, `avg_response_length` (tokens, over all rows), and
-        `is_last_step` if there is any.
+        `response_mask`, `rewards`, `loss_mask`, `valid_rows`, and, if there are any, `rollout_logprobs`,
+        `baseline_scores` [batch] and `reward_components` [batch, name]; metadata `uids`, `response_length`,
+        `avg_response_length` (tokens, over all rows), and, if there are any, `is_last_step` and `reward_names`,
+        the names of the components.
 
     Raises:
         AssertionError: Lengths disagree; the text names the field and the row.
@@ -54,7 +55,19 @@ def assemble(
     is_last_step = output.get("is_last_step")
     if is_last_step is not None:
         batch.metadata["is_last_step"] = list(is_last_step)
+    _add_row_scores(batch, output)
     return batch
+
+
+def _add_row_scores(batch: TrainingInputBatch, output: GeneratorOutput) -> None:
+    """Add what estimators read besides the rewards, one number a row; a failed row's components are 0."""
+    baselines, parts = output.get("baseline_scores"), output.get("reward_components")
+    if baselines is not None:
+        batch["baseline_scores"] = torch.tensor(baselines, dtype=torch.float32)
+    if parts:
+        columns = torch.tensor(np.array(list(parts.values())), dtype=torch.float32).T.contiguous()
+        batch["reward_components"] = torch.where(batch["valid_rows"].unsqueeze(1), columns, 0.0)
+        batch.metadata["reward_names"] = list(parts)
 
 
 def _columns(

@@ -92,6 +92,7 @@ def _from_columns(
     reason = reasons[row] if reasons is not None else None
     failed = classify_stop_reason(reason) == "failed"
     logprobs, versions = output.get("rollout_logprobs"), output.get("weight_versions")
+    parts, baselines = output.get("reward_components"), output.get("baseline_scores")
     return {
         "v": VERSION,
         "run": context.run,
@@ -109,10 +110,16 @@ def _from_columns(
         "rollout_logprobs": _rounded(logprobs[row]) if logprobs is not None else None,
         "rewards": _reward_column(reward),
         "reward": None if failed else _total(reward),
+        "reward_components": _row_of(parts, row) if parts and not failed else None,
+        "baseline_score": _total(baselines[row]) if baselines is not None else None,
         "stop_reason": reason,
         "weight_version": list(versions[row]) if versions is not None else None,
         "env_metrics": json_safe(output["env_metrics"][row]) if output.get("env_metrics") else {},
     }
+
+
+def _row_of(columns: Mapping[str, Sequence[float]], row: int) -> dict[str, float | None]:
+    return {name: _total(column[row]) for name, column in columns.items()}
 
 
 def _from_rollout(rollout: Rollout | None) -> dict[str, Any]:

@@ -90,3 +90,29 @@ def test_what_cannot_be_trained_on_yet_is_refused():
         assemble(output(pixel_values=[torch.zeros(1)] * 2), ["a", "b"], pad_token_id=0)
     with pytest.raises(ConfigError, match="rollout_expert_indices"):
         assemble(output(rollout_expert_indices=[np.zeros((1, 1, 1))] * 2), ["a", "b"], pad_token_id=0)
+
+
+def test_parts_of_the_reward_become_columns_by_name():
+    parts = {"correct": [1.0, 0.5], "format": [0.25, -1.0]}
+    batch = assemble(output(reward_components=parts), ["a", "b"], pad_token_id=0)
+    assert batch["reward_components"].tolist() == [[1.0, 0.25], [0.5, -1.0]]
+    assert batch["reward_components"].dtype == torch.float32
+    assert batch.metadata["reward_names"] == ["correct", "format"]
+
+
+def test_a_failed_rollouts_parts_are_zero():
+    parts = {"correct": [1.0, float("nan")]}
+    batch = assemble(output(reward_components=parts, stop_reasons=["stop", "error"]), ["a", "b"], pad_token_id=0)
+    assert batch["reward_components"].tolist() == [[1.0], [0.0]]
+
+
+def test_baselines_become_a_column_and_a_failed_one_stays_nan():
+    batch = assemble(output(baseline_scores=[0.75, float("nan")]), ["a", "b"], pad_token_id=0)
+    assert batch["baseline_scores"][0] == 0.75 and batch["baseline_scores"][1].isnan()
+    assert batch["baseline_scores"].shape == (2,)
+
+
+def test_without_parts_and_baselines_there_are_no_columns():
+    batch = assemble(output(reward_components=None, baseline_scores=None), ["a", "b"], pad_token_id=0)
+    assert not {"reward_components", "baseline_scores"} & batch.keys()
+    assert "reward_names" not in batch.metadata

@@ -77,6 +77,16 @@ def test_training_adds_old_logprobs_and_the_advantage(tmp_path, rolled):
     assert bad["old_log_probs"] == [-1.0]
 
 
+def test_parts_of_the_reward_and_the_baseline_are_in_the_line(tmp_path, rolled):
+    inputs, output = rolled
+    columns = {"reward_components": {"correct": [1.0, 0.0], "format": [0.5, 0.0]}, "baseline_scores": [0.25, math.nan]}
+    good, bad = read(write_trajectories(str(tmp_path), "train", 1, inputs, output | columns, ["p", "p"]))
+    assert good["reward_components"] == {"correct": 1.0, "format": 0.5} and good["baseline_score"] == 0.25
+    assert bad["reward_components"] is None and bad["baseline_score"] is None
+    plain, _ = read(write_trajectories(str(tmp_path), "train", 2, inputs, output, ["p", "p"]))
+    assert plain["reward_components"] is None and plain["baseline_score"] is None
+
+
 def test_numbers_that_json_lacks_become_null(tmp_path, rolled):
     inputs, output = rolled
     output |= {"env_metrics": [{"x": math.nan}, {}], "rollout_logprobs": [[math.inf, -0.1], [0.0]]}
