@@ -366,10 +366,13 @@ class RayPPOTrainer:
         return batch
 
     def apply_reward_kl_penalty(self, data: TrainingInputBatch) -> TrainingInputBatch:
-        """Subtract the KL to the reference from the token rewards, and adapt the coefficient."""
+        """Subtract the KL to the reference from the token rewards, or let a teacher reward; adapt the coefficient."""
         controller = self.reward_kl_controller
         assert controller is not None, "called although trainer.algorithm.use_kl_in_reward is false"
-        batch, metrics = apply_kl_penalty(data, controller.value, self.cfg.trainer.algorithm.kl_estimator_type)
+        algorithm = self.cfg.trainer.algorithm
+        batch, metrics = apply_kl_penalty(
+            data, controller.value, algorithm.kl_estimator_type, distil=algorithm.on_policy_distillation
+        )
         controller.update(metrics["loss/avg_kl"], n_steps=len(batch) - batch.metadata["pad_size"])
         self.all_metrics |= metrics
         return batch
