@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl.algorithms.policy_losses.regular import regular_loss
@@ -78,6 +78,7 @@ def test_an_extreme_ratio_stays_finite():
     st.floats(0.05, 0.5),
     st.floats(0.05, 0.9),
 )
+@settings(max_examples=60, deadline=None)
 def test_loss_and_gradient_agree_with_a_loop(tokens, low, high):
     """Token by token: the gradient is -w·A·ρ where the free term is the lower, and 0 where the clip binds."""
     config = AlgorithmConfig(eps_clip_low=low, eps_clip_high=high)
