@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyrl.algorithms.masked import hide, masked_mean, masked_var, masked_whiten, weighted_sum
+from skyrl.algorithms import masked
+from skyrl.algorithms.masked import (
+    hide,
+    masked_mean,
+    masked_moments,
+    masked_var,
+    masked_whiten,
+    row_blocks,
+    weighted_sum,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -78,3 +87,24 @@ def test_statistics_agree_with_a_loop(cells):
     if len(kept) > 1:
         expected = [(v - mean) / math.sqrt(variance + 1e-8) if shown else 0.0 for v, shown in cells]
         assert masked_whiten(values, mask).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_blocks_cover_all_rows(monkeypatch):
+    monkeypatch.setattr(masked, "_BLOCK_ELEMENTS", 10)
+    assert [list(range(7))[rows] for rows in row_blocks(torch.zeros(7, 5))] == [[0, 1], [2, 3], [4, 5], [6]]
+    assert [list(range(3))[rows] for rows in row_blocks(torch.zeros(3, 50))] == [[0], [1], [2]]
+    assert list(row_blocks(torch.zeros(0, 5))) == []
+
+
+def test_a_common_offset_costs_no_precision(monkeypatch):
+    """Values 1e6 + {0, 1, ..., 15}: mean 7.5 above the offset, and Σ (k - 7.5)² = 340, in float32 blocks of one row."""
+    monkeypatch.setattr(masked, "_BLOCK_ELEMENTS", 4)
+    values = 1e6 + torch.arange(16.0).view(4, 4)
+    count, mean, squares = masked_moments(values, torch.ones(4, 4))
+    assert (count, mean.item(), squares.item()) == (16, 1e6 + 7.5, pytest.approx(340.0))
+
+
+def test_whitening_passes_a_gradient_on():
+    values = torch.tensor([[1.0, 2.0, 5.0, 4.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1, 1, 0, 1]])
+    assert torch.autograd.gradcheck(lambda x: masked_whiten(x, mask), values)

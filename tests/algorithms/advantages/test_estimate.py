@@ -5,6 +5,7 @@ from enum import StrEnum
 import pytest
 import torch
 
+from skyrl.algorithms import masked
 from skyrl.algorithms.advantages import (
     AdvantageEstimatorRegistry,
     compute_advantages_and_returns,
@@ -125,11 +126,102 @@ def test_no_gradient_is_recorded():
     [
         ({"values": torch.zeros(3, 5)}, r"values has shape \(3, 5\) but token_level_rewards has shape \(3, 2\)"),
         ({"loss_mask": torch.zeros(2, 2)}, r"loss_mask has shape \(2, 2\)"),
+        ({"valid_rows": torch.ones(2)}, r"valid_rows has shape \(2,\) but token_level_rewards has shape \(3, 2\)"),
+        ({"valid_rows": torch.ones(3, 1)}, r"valid_rows has shape \(3, 1\).*one entry a row: \(3,\)"),
+        ({"baseline_scores": torch.ones(3, 2)}, r"baseline_scores has shape \(3, 2\)"),
+        ({"reward_components": {"a": torch.ones(3), "b": torch.ones(4)}}, r"reward_components\['b'\] has shape \(4,\)"),
     ],
 )
 def test_a_wrong_shape_is_named(wrong, text):
     with pytest.raises(ValueError, match=text):
         run("grpo", **wrong)
+
+
+def test_a_wrong_response_mask_is_named():
+    with pytest.raises(
+        ValueError, match=r"response_mask has shape \(3, 1\) but token_level_rewards has shape \(3, 2\)"
+    ):
+        compute_advantages_and_returns(REWARDS, MASK[:, :1], UIDS, "grpo", AlgorithmConfig())
+
+
+def test_rewards_without_a_token_dimension_are_refused():
+    with pytest.raises(ValueError, match=r"token_level_rewards has shape \(3,\); it must be \(batch, response\)"):
+        compute_advantages_and_returns(REWARDS[:, 0], MASK[:, 0], UIDS, "grpo", AlgorithmConfig())
+
+
+def test_an_empty_batch_has_empty_advantages():
+    for name in ("grpo", "gdpo", "turn_level", "reinforce++"):
+        advantages, returns = compute_advantages_and_returns(REWARDS[:0], MASK[:0], [], name, AlgorithmConfig())
+        assert advantages.shape == returns.shape == (0, 2)
+
+
+NAMES_WITHOUT_EXTRAS = ["grpo", "rloo", "maxrl", "opo", "gpg", "pass_at_k", "liteppo", "turn_level", "no_op"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", [*NAMES_WITHOUT_EXTRAS, "gae", "reinforce++"])
+def test_an_unmasked_reward_that_is_not_finite_is_named(name, bad):
+    rewards = REWARDS.clone()
+    rewards[1, 1] = rewards[2, 1] = bad
+    with pytest.raises(ValueError, match=f"token_level_rewards holds {bad} in row 1"):
+        compute_advantages_and_returns(rewards, MASK, UIDS, name, AlgorithmConfig(), values=torch.zeros(3, 2))
+
+
+def test_an_unmasked_value_that_is_not_finite_is_named():
+    values = torch.zeros(3, 2)
+    values[2, 0] = float("nan")
+    with pytest.raises(ValueError, match="values holds nan in row 2"):
+        run("gae", values=values)
+
+
+def test_a_users_nan_is_named(register):
+    register("broken", lambda token_level_rewards: (token_level_rewards / 0.0, token_level_rewards))
+    with pytest.raises(ValueError, match="advantages of 'broken' holds nan in row 0"):
+        run("broken")
+
+
+def test_a_users_nan_under_the_mask_is_accepted(register):
+    def padded(token_level_rewards, response_mask):
+        return torch.where(response_mask.bool(), token_level_rewards, float("nan")), token_level_rewards
+
+    register("padded", padded)
+    mask = torch.tensor([[0, 1]] * 3)
+    advantages, _ = compute_advantages_and_returns(REWARDS, mask, UIDS, "padded", AlgorithmConfig())
+    assert advantages[:, 1].tolist() == REWARDS[:, 1].tolist()
+
+
+@pytest.mark.parametrize("name", AdvantageEstimatorRegistry.list_available())
+def test_blocks_of_rows_change_nothing(name, monkeypatch):
+    """17 rows of 24 tokens at once, and in blocks of 2 rows."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(2, 17, 24, generator=generator, dtype=torch.float64).unbind()
+    mask = (torch.arange(24) >= torch.arange(17).unsqueeze(1)).long()
+    options = {
+        "values": values,
+        "loss_mask": mask * (torch.arange(24) % 7 > 2),
+        "baseline_scores": values[:, 0],
+        "reward_components": {"a": rewards[:, 0], "b": rewards[:, 1]},
+        "valid_rows": torch.arange(17) % 5 != 3,
+        "gamma": 0.9,
+        "lambd": 0.8,
+    }
+    uids = [f"p{i % 4}" for i in range(17)]
+    whole = compute_advantages_and_returns(rewards, mask, uids, name, AlgorithmConfig(), **options)
+    monkeypatch.setattr(masked, "_BLOCK_ELEMENTS", 2 * 24)
+    in_blocks = compute_advantages_and_returns(rewards, mask, uids, name, AlgorithmConfig(), **options)
+    for one, other in zip(whole, in_blocks, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", AdvantageEstimatorRegistry.list_available())
+def test_inputs_stay_as_they_are(name):
+    inputs = [REWARDS.clone(), MASK.clone(), torch.ones(3, 2), MASK.bool(), torch.tensor([True, False, True])]
+    before = [tensor.clone() for tensor in inputs]
+    compute_advantages_and_returns(
+        inputs[0], inputs[1], UIDS, name, AlgorithmConfig(), inputs[2], loss_mask=inputs[3], valid_rows=inputs[4],
+        baseline_scores=torch.zeros(3), reward_components={"a": torch.zeros(3)},
+    )  # fmt: skip
+    assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
 
 
 def test_a_missing_uid_is_named():

@@ -1,14 +1,17 @@
-"""grpo and rloo: one advantage a rollout, from its group."""
+"""One advantage a rollout, from its group; and what holds for every estimator."""
 
-import statistics
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl.algorithms.advantages import compute_advantages_and_returns
 from skyrl.config.algorithm import AlgorithmConfig
+from tests.algorithms.advantages.ragged import INF, NAN, OUTCOME, RECURSIVE, Batch, batches, slow_advantages
+
+FROM_SCORES = [name for name in OUTCOME if name not in {"remax", "gdpo"}]
 
 
 def estimate(name, scores, uids=None, **options):
@@ -30,7 +33,7 @@ def test_grpo_has_the_spec_values():
 
 @pytest.mark.parametrize("score", [0.1, 1 / 3, -7.3, 1e6, 1e-8])
 @pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", FROM_SCORES)
 def test_equal_scores_give_exactly_zero(name, size, score):
     assert estimate(name, [score] * size) == [0.0] * size
 
@@ -49,14 +52,14 @@ def test_an_rloo_group_of_one_gets_zero_and_a_warning(caplog):
     assert "1 groups hold one rollout only" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", FROM_SCORES)
 def test_rewards_on_several_tokens_are_summed(name):
     rewards = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.0, 0.0], [0.5, 0.0, 0.5]])
     advantages, _ = compute_advantages_and_returns(rewards, torch.ones(3, 3), list("aaa"), name, AlgorithmConfig())
     assert advantages[:, 0].tolist() == pytest.approx(estimate(name, [1.0, 0.0, 1.0]))
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "liteppo"])
 def test_only_response_tokens_carry_an_advantage(name):
     mask = torch.tensor([[0, 1, 1], [0, 0, 1]])
     rewards = torch.tensor([[float("nan"), 0.0, 1.0], [float("inf"), float("nan"), 0.0]])
@@ -93,53 +96,133 @@ def test_a_batch_of_failures_has_zero_advantages():
     assert not returns.any()
 
 
-@st.composite
-def batches(draw):
-    rows = draw(st.integers(1, 12))
-    width = draw(st.integers(1, 5))
-    lengths = [draw(st.integers(1, width)) for _ in range(rows)]
-    mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
-    scale = draw(st.sampled_from([1e-3, 1.0, 100.0]))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    rewards = torch.randn(rows, width, generator=generator, dtype=torch.float64) * scale * mask
-    uids = [draw(st.sampled_from(["p0", "p1", "p2", "p10"])) for _ in range(rows)]
-    valid = torch.tensor([draw(st.integers(0, 4)) > 0 for _ in range(rows)])
-    return rewards, mask, uids, valid
+def test_maxrl_has_the_spec_values():
+    assert estimate("maxrl", [1.0, 0, 0, 0]) == pytest.approx([2.999988, -0.999996, -0.999996, -0.999996], abs=1e-6)
+    assert estimate("maxrl", [2.0, 0]) == pytest.approx([0.999999, -0.999999], abs=1e-6)
+    assert estimate("maxrl", [0.0, 0, 0]) == [0.0, 0.0, 0.0]
 
 
-def slow_advantage(name, row, rewards, uids, valid, norm):
-    """The formula for one row."""
-    if not valid[row]:
-        return 0.0
-    group = [sum(rewards[i].tolist()) for i in range(len(uids)) if uids[i] == uids[row] and valid[i]]
-    score = sum(rewards[row].tolist())
-    if name == "rloo":
-        others = (sum(group) - score) / (len(group) - 1) if len(group) > 1 else score
-        return score - others
-    mean, std = (statistics.mean(group), statistics.stdev(group)) if len(group) > 1 else (0.0, 1.0)
-    return (score - mean) / (std + 1e-6 if norm else 1.0)
+def test_a_maxrl_group_of_one_keeps_its_score():
+    assert estimate("maxrl", [0.75]) == [0.75]
 
 
-@given(batches(), st.sampled_from(["grpo", "rloo"]), st.booleans())
-def test_estimators_agree_with_a_loop(batch, name, norm):
-    rewards, mask, uids, valid = batch
+def test_opo_has_the_spec_values():
+    """Lengths 1 and 3: the baseline is (1·1 + 3·0) / 4."""
+    rewards, mask = torch.tensor([[0.0, 0, 1], [0, 0, 0]]), torch.tensor([[0, 0, 1], [1, 1, 1]])
+    advantages, _ = compute_advantages_and_returns(rewards, mask, ["a", "a"], "opo", AlgorithmConfig())
+    assert advantages.tolist() == [[0.0, 0.0, 0.75], [-0.25, -0.25, -0.25]]
+
+
+def test_opo_counts_trained_tokens():
+    """Of three response tokens each, one trains in the first row and two in the second: (1·1 + 2·0) / 3."""
+    rewards, mask = torch.tensor([[0.0, 0, 1], [0, 0, 0]]), torch.ones(2, 3)
+    trained = torch.tensor([[0.0, 0, 1], [1, 0, 1]])
     advantages, _ = compute_advantages_and_returns(
-        rewards, mask, uids, name, AlgorithmConfig(), grpo_norm_by_std=norm, valid_rows=valid
+        rewards, mask, ["a", "a"], "opo", AlgorithmConfig(), loss_mask=trained
     )
-    for row in range(len(uids)):
-        expected = slow_advantage(name, row, rewards, uids, valid, norm)
-        assert advantages[row].tolist() == pytest.approx((mask[row] * expected).tolist(), rel=1e-6, abs=1e-6)
+    assert advantages[:, 0].tolist() == pytest.approx([2 / 3, -1 / 3])
 
 
-@given(batches(), st.sampled_from(["grpo", "rloo"]), st.randoms())
-def test_the_order_of_rows_does_not_matter(batch, name, random):
-    rewards, mask, uids, valid = batch
-    order = list(range(len(uids)))
+def test_opo_of_a_group_without_trained_tokens_takes_the_plain_mean():
+    assert estimate("opo", [1.0, 0.0], loss_mask=torch.zeros(2, 3)) == [0.5, -0.5]
+
+
+def test_gpg_has_the_spec_values():
+    assert estimate("gpg", [1.0, 0, 1, 1], list("aabb")) == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_gpg_without_any_spread_is_zero():
+    assert estimate("gpg", [1.0, 1, 0, 0, 3], list("aabbc")) == [0.0] * 5
+
+
+def test_liteppo_has_the_spec_values():
+    expected = [0.999998, -0.999998, 0.0, 0.0]
+    assert estimate("liteppo", [1.0, 0, 1, 1], list("aabb")) == pytest.approx(expected, abs=1e-6)
+
+
+def test_no_op_gives_the_rewards_of_response_tokens():
+    rewards = torch.tensor([[NAN, 0.5, -1.0], [INF, NAN, 0.25], [1.0, 2.0, 3.0]])
+    mask, valid = torch.tensor([[0, 1, 1], [0, 0, 1], [1, 1, 1]]), torch.tensor([True, True, False])
+    advantages, returns = compute_advantages_and_returns(
+        rewards, mask, list("abc"), "no_op", AlgorithmConfig(), valid_rows=valid
+    )
+    assert advantages.tolist() == returns.tolist() == [[0.0, 0.5, -1.0], [0.0, 0.0, 0.25], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", [*OUTCOME, *RECURSIVE])
+def test_a_batch_where_nothing_trains_is_finite(name):
+    """Three rows: no response at all, a failed one, and one whose loss mask is empty."""
+    batch = Batch(
+        rewards=torch.tensor([[NAN, NAN], [NAN, 1.0], [0.0, 1.0]], dtype=torch.float64),
+        response_mask=torch.tensor([[0, 0], [1, 1], [0, 1]]),
+        loss_mask=torch.zeros(3, 2),
+        values=torch.tensor([[NAN, INF], [NAN, 0.0], [INF, 0.5]], dtype=torch.float64),
+        uids=["a", "a", "b"],
+        valid=torch.tensor([True, False, True]),
+        baseline=torch.tensor([NAN, INF, 0.5]),
+        style=torch.tensor([0.0, NAN, 1.0]),
+        grade=torch.tensor([0.0, INF, 1.0]),
+    )
+    for result in batch.estimate(name):
+        assert result.isfinite().all()
+        assert not result[:2].any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(batches(), st.booleans(), st.integers(1, 4))
+def test_estimators_agree_with_a_loop(batch, norm, k):
+    config = AlgorithmConfig(pass_at_k=k, reward_weights={"style": 0.5})
+    for name in OUTCOME:
+        advantages, returns = batch.estimate(name, config, grpo_norm_by_std=norm)
+        rows = slow_advantages(name, batch, norm=norm, k=k, weights=(0.5, 1.0))
+        expected = batch.response_mask * torch.tensor(rows, dtype=torch.float64).unsqueeze(1)
+        assert torch.allclose(advantages, expected, rtol=1e-5, atol=1e-6), name
+        assert torch.equal(advantages, returns)
+
+
+@settings(max_examples=25, deadline=None)
+@given(batches(), st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter(batch, random):
+    order = list(range(len(batch.uids)))
     random.shuffle(order)
+    for name in (*OUTCOME, *RECURSIVE):
+        for result, shuffled in zip(batch.estimate(name), batch.take(order).estimate(name), strict=True):
+            assert torch.allclose(result[order], shuffled, rtol=1e-6, atol=1e-7), name
 
-    def run(rows):
-        return compute_advantages_and_returns(
-            rewards[rows], mask[rows], [uids[i] for i in rows], name, AlgorithmConfig(), valid_rows=valid[rows]
-        )[0]
 
-    assert torch.allclose(run(list(range(len(uids))))[order], run(order), rtol=1e-9, atol=1e-12)
+@settings(max_examples=25, deadline=None)
+@given(batches(), st.integers(1, 3))
+def test_masked_nan_and_more_padding_on_the_left_change_nothing(batch, extra):
+    rows = len(batch.uids)
+
+    def pad(tensor, filler):
+        return torch.cat([tensor.new_full((rows, extra), filler), tensor], dim=1)
+
+    def spoil(tensor, filler):
+        hidden = (batch.response_mask == 0) | ~batch.valid.unsqueeze(1)
+        return pad(torch.where(hidden, filler, tensor), filler)
+
+    spoiled = replace(
+        batch,
+        rewards=spoil(batch.rewards, NAN),
+        values=spoil(batch.values, INF),
+        response_mask=pad(batch.response_mask, 0),
+        loss_mask=pad(batch.loss_mask, 0.0),
+        style=torch.where(batch.valid, batch.style, NAN),
+        baseline=torch.where(batch.valid, batch.baseline, INF),
+    )
+    for name in (*OUTCOME, *RECURSIVE):
+        for result, padded in zip(batch.estimate(name), spoiled.estimate(name), strict=True):
+            assert not padded[:, :extra].any(), name
+            assert torch.allclose(padded[:, extra:], result, rtol=1e-9, atol=1e-12), name
+
+
+@settings(max_examples=25, deadline=None)
+@given(batches())
+def test_failed_rows_might_as_well_not_be_there(batch):
+    kept = batch.valid.nonzero().squeeze(1).tolist()
+    for name in (*OUTCOME, *RECURSIVE):
+        whole = batch.estimate(name)
+        for result, alone in zip(whole, batch.take(kept).estimate(name), strict=True):
+            assert torch.allclose(result[kept], alone, rtol=1e-6, atol=1e-7), name
+            assert not result[~batch.valid].any(), name

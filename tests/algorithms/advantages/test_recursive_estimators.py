@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl.algorithms.advantages import compute_advantages_and_returns
@@ -72,6 +72,7 @@ def batches(draw):
     return rewards, mask, values, draw(st.floats(0, 1)), draw(st.floats(0, 1))
 
 
+@settings(max_examples=50, deadline=None)
 @given(batches())
 def test_gae_agrees_with_the_definition(batch):
     """A_t as the explicit sum Σ_k (γλ)^k δ_{t+k}, token by token."""
@@ -91,16 +92,53 @@ def test_gae_agrees_with_the_definition(batch):
     assert torch.allclose(advantages, masked_whiten(raw, mask), atol=1e-7)
 
 
-@given(batches())
-def test_reinforce_plus_plus_agrees_with_the_definition(batch):
+@settings(max_examples=50, deadline=None)
+@given(batches(), st.integers(0, 2**31))
+def test_reinforce_plus_plus_agrees_with_the_definition(batch, seed):
+    """The sum to go ends at the next token that the mask hides; the mask has holes."""
     rewards, mask, _, gamma, _ = batch
+    mask = mask * (torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed)) > 0.2)
     rows, width = rewards.shape
     to_go = torch.zeros(rows, width, dtype=torch.float64)
     for i in range(rows):
         for t in range(width):
-            to_go[i, t] = sum(gamma**k * rewards[i, t + k] for k in range(width - t)) * mask[i, t]
+            end = next((k for k in range(t, width) if not mask[i, k]), width)
+            to_go[i, t] = sum(gamma ** (k - t) * rewards[i, k] for k in range(t, end))
     advantages, returns = compute_advantages_and_returns(
         rewards, mask, ["g"] * rows, "reinforce++", AlgorithmConfig(), gamma=gamma
     )
     assert torch.allclose(returns, to_go, atol=1e-9)
     assert torch.allclose(advantages, masked_whiten(to_go, mask), atol=1e-7)
+
+
+def test_a_hole_cuts_reinforce_plus_plus():
+    """Nothing passes the masked third token; 100 and NaN stand there."""
+    for hidden in (100.0, float("nan")):
+        _, returns = estimate("reinforce++", [[1.0, 2.0, hidden, 4.0]], [[1, 1, 0, 1]], gamma=0.5)
+        assert returns.tolist() == [[2.0, 2.0, 0.0, 4.0]]
+
+
+def test_gae_reads_on_behind_a_hole():
+    """γ = λ = 1: the return of a token is the sum of all later rewards, those of masked tokens included."""
+    values = torch.tensor([[0.5, 0.25, 0.75, 0.5]])
+    _, returns = estimate("gae", [[0.0, 0.0, 2.0, 1.0]], [[1, 1, 0, 1]], values=values)
+    assert returns.tolist() == [[3.0, 3.0, 0.0, 1.0]]
+
+
+def test_nan_in_a_hole_counts_as_zero_for_gae():
+    nan = float("nan")
+    holed = torch.tensor([[0.5, nan, 0.75]])
+    zeroed = torch.tensor([[0.5, 0.0, 0.75]])
+    for with_nan, without in zip(
+        estimate("gae", [[0.0, nan, 1.0]], [[1, 0, 1]], values=holed, gamma=0.5),
+        estimate("gae", [[0.0, 0.0, 1.0]], [[1, 0, 1]], values=zeroed, gamma=0.5),
+        strict=True,
+    ):
+        assert torch.equal(with_nan, without)
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce++"])
+def test_equal_rewards_to_go_whiten_to_exactly_zero(name):
+    reward = 1 / 3
+    advantages, _ = estimate(name, [[0.0, 0.0, reward]] * 7, values=torch.zeros(7, 3))
+    assert not advantages.any()
