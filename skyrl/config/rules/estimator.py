@@ -109,6 +109,17 @@ def check_distillation(trainer: TrainerConfig, facts: EstimatorFacts) -> None:
             f"{key} learns from trainer.ref.model.path, which trainer.update_ref_every_epoch=true would replace by "
             "the policy; set trainer.update_ref_every_epoch=false"
         )
+    for name, value, off in (
+        ("dynamic_sampling.type", algorithm.dynamic_sampling.type, "null"),
+        ("zero_variance_filter", algorithm.zero_variance_filter, "false"),
+        ("overlong_buffer_len", algorithm.overlong_buffer_len, "null"),
+    ):
+        if value:
+            shown = str(value).lower()
+            raise ConfigError(
+                f"{key} does not learn from the environment's rewards, by which {_KEY}.{name}={shown} works; set "
+                f"{_KEY}.{name}={off}"
+            )
     if trainer.ref.model.path == trainer.policy.model.path:
         logger.warning(
             "%s, but trainer.ref.model.path=%s is the policy's own model: name the teacher there",

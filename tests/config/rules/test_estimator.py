@@ -113,6 +113,15 @@ def test_the_teacher_stays():
         distil("trainer.update_ref_every_epoch=true")
 
 
+@pytest.mark.parametrize(
+    "token", ["dynamic_sampling.type=filter", "zero_variance_filter=true", "overlong_buffer_len=9"]
+)
+def test_what_works_by_the_environments_rewards_does_not_go_with_a_teacher(token: str):
+    name = token.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"on_policy_distillation=true .*algorithm\.{token} works; set .*{name}="):
+        distil(f"trainer.algorithm.{token}")
+
+
 def test_a_teacher_that_is_the_student_is_pointed_out(caplog):
     distil("trainer.policy.model.path=a/student", "trainer.ref.model.path=a/student")
     assert "trainer.ref.model.path=a/student is the policy's own model" in caplog.text
