@@ -51,6 +51,10 @@ class TrainingInput(TypedDict, total=False):
     """The loss reduction (`skyrl.algorithms.loss_reduction`)."""
     valid_rows: Bool[Tensor, " batch"] | None
     """False = a failed rollout or a padding row: no sample."""
+    baseline_scores: Float[Tensor, " batch"] | None
+    """Score of the prompt's greedy rollout; NaN = it failed."""
+    reward_components: Float[Tensor, "batch rewards"] | None
+    """The row's score under each of `reward_names` (metadata)."""
     rollout_expert_indices: Int[Tensor, "batch seq layers topk"] | None
     """Experts that the engine chose."""
     router_padding_mask: Bool[Tensor, "batch seq"] | None
@@ -64,7 +68,7 @@ class TrainingInput(TypedDict, total=False):
     sampler_topk_ids: Int[Tensor, "batch response k"] | None
     """The sampler's likeliest ids, -1 padded."""
     sampler_topk_logprobs: Float[Tensor, "batch response k"] | None
-    """Their log-probs, -inf padded."""
+    """Their log-probs by the sampler, in nats, -inf padded."""
 
 
 class TrainingInputBatch(TensorBatch):
@@ -82,8 +86,8 @@ def pad_training_input_batch(unpadded_batch: TrainingInputBatch, pad_size: int) 
     """Append rows that change no result, so that the row count divides among ranks.
 
     They repeat row 0, but `loss_mask` and `loss_weights` are 0, `valid_rows` False, routes are the neutral
-    0..k-1 and counted as missing. The metadata get `pad_size`, and entries for the new rows in `uids` and
-    `is_last_step`.
+    0..k-1 and counted as missing, and the sampler's sets and heads are empty. The metadata get `pad_size`, and
+    entries for the new rows in `uids` and `is_last_step`.
 
     Returns:
         A new batch; for `pad_size=0` the same object.
@@ -120,4 +124,8 @@ def _padding_rows(key: str, column: Tensor | TensorList, pad_size: int) -> Tenso
         return torch.arange(rows.shape[-1], dtype=rows.dtype).expand_as(rows)
     if key == "router_padding_mask":
         return torch.ones_like(rows)
+    if key in {"sample_support", "sampler_topk_ids"}:
+        return torch.full_like(rows, -1)
+    if key == "sampler_topk_logprobs":
+        return torch.full_like(rows, -torch.inf)
     return rows

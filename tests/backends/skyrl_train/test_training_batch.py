@@ -284,9 +284,12 @@ def test_ray_hands_out_views_of_its_store():
 SHAPES = {
     "sequences": (4,), "attention_mask": (4,), "router_padding_mask": (4,), "rollout_expert_indices": (4, 2, 3),
     "valid_rows": (), "sample_support": (2, 3), "sampler_topk_ids": (2, 3), "sampler_topk_logprobs": (2, 3),
+    "baseline_scores": (),
 }  # fmt: skip
 RAGGED = {"pixel_values", "image_grid_thw", "sub_seq_lengths"}
 BOOLEAN = {"valid_rows", "router_padding_mask"}
+FLOATING = {"sampler_topk_logprobs"}
+EMPTY = {"sample_support": -1, "sampler_topk_ids": -1, "sampler_topk_logprobs": -torch.inf}
 
 
 def full_batch(rows=5):
@@ -302,6 +305,8 @@ def full_batch(rows=5):
         else:
             shape = SHAPES.get(key, (2,))
             columns[key] = torch.arange(1, rows + 1).reshape(rows, *[1] * len(shape)).expand(rows, *shape).clone()
+            if key in FLOATING:
+                columns[key] = columns[key].float()
     return TrainingInputBatch(
         columns, {"uids": list("aabbc")[:rows], "is_last_step": [True] * rows, "response_length": 2}
     )
@@ -329,6 +334,8 @@ def test_padding_changes_no_result():
             assert (added == torch.arange(3)).all()
         elif key == "router_padding_mask":
             assert added.all()
+        elif key in EMPTY:
+            assert (added == EMPTY[key]).all(), key
         elif key in RAGGED:
             assert all(torch.equal(t, batch[key][0]) for t in added), key
         else:

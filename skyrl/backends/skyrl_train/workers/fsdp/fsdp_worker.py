@@ -24,12 +24,13 @@ from skyrl.backends.skyrl_train.workers.fsdp.critic_model import (
     get_llm_for_sequence_regression,
     save_critic,
 )
-from skyrl.backends.skyrl_train.workers.fsdp.model import HFModelWrapper, last_predictions
+from skyrl.backends.skyrl_train.workers.fsdp.model import HFModelWrapper, score_response
 from skyrl.backends.skyrl_train.workers.fsdp.weight_extractor import FSDPWeightExtractor
 from skyrl.backends.skyrl_train.workers.loss_config import effective_loss
 from skyrl.backends.skyrl_train.workers.metrics import MetricBuffer
 from skyrl.backends.skyrl_train.workers.micro_batches import get_microbatch_iterator
 from skyrl.backends.skyrl_train.workers.policy import LossScale, PolicyRows, finish_policy_metrics, policy_loss
+from skyrl.backends.skyrl_train.workers.sampler_columns import SamplerColumns, check_columns, sampler_head
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.roles import FSDPConfig, OptimizerConfig
 
@@ -191,26 +192,14 @@ class FSDPWorker(Worker):
         for micro in get_microbatch_iterator(data, size, self.cfg.max_tokens_per_microbatch):
             yield micro.to(device.device())
 
-    def _log_probs(
-        self, micro: TrainingInputBatch, *, entropy: bool, entropy_grad: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        width = micro.metadata["response_length"]
-        log_probs, output = self.module(
-            micro["sequences"],
-            width,
-            micro["attention_mask"],
-            temperature=self.cfg.algorithm.temperature,
-            return_output=True,
-            compute_entropy=entropy,
-            entropy_requires_grad=entropy_grad,
-            response_mask=micro.get("response_mask"),
-        )
-        return log_probs, last_predictions(output["entropy"], width)
+    def _columns(self, micro: TrainingInputBatch, *, centering: bool = False) -> SamplerColumns:
+        return SamplerColumns.of(micro, replay=self.cfg.algorithm.enable_sample_support_replay, centering=centering)
 
     def _forward_log_probs(self, data: TrainingInputBatch) -> WorkerOutput:
+        temperature = self.cfg.algorithm.temperature
         with self._inference():
             parts = [
-                self._log_probs(micro, entropy=False)[0].cpu()
+                score_response(self.module, micro, self._columns(micro), temperature).log_probs.cpu()
                 for micro in self._micro_batches(data, self.cfg.micro_forward_batch_size_per_gpu)
             ]
         return WorkerOutput(tensors={"logprobs": torch.cat(parts)})
@@ -303,9 +292,21 @@ class FSDPPolicyWorkerBase(WeightSyncWorkerMixin, FSDPWorker):
         scale: LossScale,
         metrics: MetricBuffer,
     ) -> tuple[Tensor, Tensor]:
-        log_probs, entropy = self._log_probs(micro, entropy=True, entropy_grad=algorithm.use_entropy_loss)
-        loss = policy_loss(PolicyRows.from_batch(micro), log_probs, entropy, name, algorithm, scale, metrics)
-        return loss, log_probs
+        centering = algorithm.score_centering.enabled
+        columns = self._columns(micro, centering=centering)
+        check_columns(micro, columns, metrics)
+        scores = score_response(
+            self.module,
+            micro,
+            columns,
+            self.cfg.algorithm.temperature,
+            entropy=True,
+            entropy_grad=algorithm.use_entropy_loss,
+        )
+        head = sampler_head(micro, scores.members) if centering else None
+        rows = PolicyRows.from_batch(micro)
+        loss = policy_loss(rows, scores.log_probs, scores.entropy, name, algorithm, scale, metrics, head=head)
+        return loss, scores.log_probs
 
 
 class FSDPCriticWorkerBase(FSDPWorker):

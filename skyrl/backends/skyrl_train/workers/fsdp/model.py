@@ -10,16 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skyrl.backends.skyrl_train.workers.fsdp.load import load_config, load_model
-from skyrl.backends.skyrl_train.workers.fsdp.logprobs import (
-    DEFAULT_CHUNK_TOKENS,
-    head_logprobs,
-    logprobs_and_entropy_from_logits,
-    logprobs_from_logits,
+from skyrl.algorithms.sampler_support import (
+    candidate_entropy,
+    candidate_log_probs,
+    has_ids,
+    positions_among,
+    take_positions,
+    unite,
 )
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.backends.skyrl_train.workers.fsdp.load import load_config, load_model
+from skyrl.backends.skyrl_train.workers.fsdp.logprobs import head_logprobs, logprobs_from_logits, scores_from_logits
+from skyrl.backends.skyrl_train.workers.fsdp.support_logprobs import support_logprobs
+from skyrl.backends.skyrl_train.workers.fsdp.token_scores import (
+    DEFAULT_CHUNK_TOKENS,
+    ScoreOptions,
+    Targets,
+    TokenScores,
+)
+from skyrl.backends.skyrl_train.workers.sampler_columns import SamplerColumns
 from skyrl.errors import ConfigError
 
-__all__ = ["HFModelWrapper", "last_predictions", "logprobs_from_logits", "position_ids_of"]
+__all__ = ["HFModelWrapper", "last_predictions", "logprobs_from_logits", "position_ids_of", "score_response"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +47,7 @@ def position_ids_of(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WantedTokens:
     """Positions whose hidden state predicts a wanted token, and that token, all [wanted]."""
 
@@ -44,10 +56,44 @@ class WantedTokens:
     labels: Tensor
     num_actions: int
     """Width of the response part."""
+    support: Tensor | None
+    """Candidates of each [wanted, width]; None = the vocabulary."""
+    members: Tensor | None
+    """Further ids to score at each [wanted, head]."""
+
+    @classmethod
+    def find(
+        cls,
+        sequences: Tensor,
+        attention_mask: Tensor,
+        num_actions: int,
+        response_mask: Tensor | None,
+        sampler: SamplerColumns,
+    ) -> WantedTokens:
+        """Real tokens of the response; with sets, only tokens that have one."""
+        if sampler.support is not None:
+            sampled = has_ids(sampler.support)
+            response_mask = sampled if response_mask is None else sampled & response_mask.bool()
+        rows, columns = _wanted_positions(attention_mask, num_actions, response_mask)
+        response = columns + 1 - (sequences.shape[1] - num_actions)
+        return cls(
+            rows=rows,
+            columns=columns,
+            labels=sequences[rows, columns + 1],
+            num_actions=num_actions,
+            support=None if sampler.support is None else sampler.support[rows, response],
+            members=None if sampler.head_ids is None else sampler.head_ids[rows, response],
+        )
 
     def flat(self, width: int) -> Tensor:
         """Indices into a flattened [batch, width]."""
         return self.rows * width + self.columns
+
+    def spread_members(self, members: Tensor, batch: int, width: int) -> Tensor:
+        """Log-probs [wanted, head] as [batch, R, head], -inf elsewhere; the sequence is `width` long."""
+        flat = self.rows * self.num_actions + self.columns + 1 - (width - self.num_actions)
+        empty = members.new_full((batch * self.num_actions, members.shape[-1]), -torch.inf)
+        return empty.index_copy(0, flat, members).view(batch, self.num_actions, -1)
 
 
 class HFModelWrapper(nn.Module):
@@ -107,7 +153,7 @@ class HFModelWrapper(nn.Module):
         """Recompute each layer's activations in the backward pass (in train mode)."""
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
 
-    def forward(
+    def forward(  # noqa: PLR0913 (upstream's signature)
         self,
         sequences: Tensor,
         num_actions: int,
@@ -117,6 +163,7 @@ class HFModelWrapper(nn.Module):
         compute_entropy: bool = False,
         entropy_requires_grad: bool = True,
         response_mask: Tensor | None = None,
+        sampler: SamplerColumns | None = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Log-probs of the last ``num_actions`` tokens of each row.
 
@@ -125,58 +172,91 @@ class HFModelWrapper(nn.Module):
             num_actions: Width R of the response part.
             attention_mask: 1 = real token [batch, sequence].
             temperature: Divides the logits; None takes the constructor's.
-            return_output: Also return ``{"entropy": [batch, sequence]}``, indexed by the position that predicts.
+            return_output: Also return ``{"entropy": [batch, sequence]}``, indexed by the position that predicts, and
+                with ``sampler.head_ids`` their log-probs ``{"members": [batch, R, head]}``, -inf where there is none.
             compute_entropy: Fill that entropy (nats); zeros otherwise.
             entropy_requires_grad: Whether it carries a gradient.
             response_mask: 1 = wanted [batch, R]; None takes every real token.
+            sampler: Sets to normalise over, and further ids to score.
 
         Returns:
-            Log-probs [batch, R] in float32 nats; 0 where not wanted.
+            Log-probs [batch, R] in float32 nats; 0 where not wanted, and where the token has no set while others do.
         """
-        temperature = self.temperature if temperature is None else temperature
-        rows, columns = _wanted_positions(attention_mask, num_actions, response_mask)
-        options = {"with_entropy": compute_entropy, "entropy_grad": entropy_requires_grad}
+        wanted = WantedTokens.find(
+            sequences, attention_mask, num_actions, response_mask, SamplerColumns() if sampler is None else sampler
+        )
+        options = ScoreOptions(
+            temperature=self.temperature if temperature is None else temperature,
+            chunk_tokens=self.chunk_tokens,
+            with_entropy=compute_entropy,
+            entropy_grad=entropy_requires_grad,
+        )
         inputs = {
             "input_ids": sequences,
             "attention_mask": attention_mask,
             "position_ids": position_ids_of(attention_mask),
             "use_cache": False,
         }
-        wanted = WantedTokens(rows, columns, sequences[rows, columns + 1], num_actions)
-        score = self._score_by_head if self._plain_head else self._score_by_logits
-        logprobs, entropy = score(inputs, wanted, temperature, options)
-        flat = wanted.flat(sequences.shape[1])
-        whole = _scatter(logprobs, flat, sequences.shape)
-        result = last_predictions(whole, num_actions)
-        return (result, {"entropy": _scatter(entropy, flat, sequences.shape)}) if return_output else result
+        scores = (self._score_by_head if self._plain_head else self._score_by_logits)(inputs, wanted, options)
+        batch, width = sequences.shape
+        flat = wanted.flat(width)
+        result = last_predictions(_scatter(scores.log_probs, flat, sequences.shape), num_actions)
+        if not return_output:
+            return result
+        output = {"entropy": _scatter(scores.entropy, flat, sequences.shape)}
+        if wanted.members is not None:
+            output["members"] = wanted.spread_members(scores.members, batch, width)
+        return result, output
 
-    def _score_by_head(
-        self, inputs: Mapping[str, Any], wanted: WantedTokens, temperature: float, options: Mapping[str, bool]
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy at the wanted positions, with the output head applied there only."""
+    def _score_by_head(self, inputs: Mapping[str, Any], wanted: WantedTokens, options: ScoreOptions) -> TokenScores:
+        """Score the wanted positions, with the output head applied there only."""
         hidden = self.model.base_model(**inputs).last_hidden_state
         head = self.model.get_output_embeddings()
         chosen = hidden.flatten(0, 1).index_select(0, wanted.flat(hidden.shape[1]))
-        return head_logprobs(
-            chosen,
-            head.weight,
-            head.bias,
-            wanted.labels,
-            temperature=temperature,
-            chunk_tokens=self.chunk_tokens,
-            **options,
-        )
+        if wanted.support is None:
+            return head_logprobs(chosen, head.weight, head.bias, wanted.labels, wanted.members, options)
+        return support_logprobs(chosen, head.weight, head.bias, wanted.labels, wanted.support, wanted.members, options)
 
-    def _score_by_logits(
-        self, inputs: Mapping[str, Any], wanted: WantedTokens, temperature: float, options: Mapping[str, bool]
-    ) -> tuple[Tensor, Tensor]:
+    def _score_by_logits(self, inputs: Mapping[str, Any], wanted: WantedTokens, options: ScoreOptions) -> TokenScores:
         """The same through the model's own forward pass, for heads that do more than a product."""
         width = inputs["input_ids"].shape[1]
         kept = min(wanted.num_actions + 1, width)
         logits = self.model(**inputs, logits_to_keep=kept).logits
         local = wanted.rows * kept + wanted.columns - (width - kept)
-        chosen = logits.flatten(0, 1).index_select(0, local) / temperature
-        return logprobs_and_entropy_from_logits(chosen, wanted.labels, chunk_size=self.chunk_tokens, **options)
+        chosen = logits.flatten(0, 1).index_select(0, local)
+        if wanted.support is None:
+            return scores_from_logits(chosen, wanted.labels, wanted.members, options)
+        ids = unite(wanted.support.long(), wanted.labels).ids
+        log_p = candidate_log_probs(chosen.gather(-1, ids.clamp(min=0)), ids, options.temperature)
+        entropy = candidate_entropy(log_p) if options.with_entropy else torch.zeros_like(log_p[:, 0])
+        members = Targets.of(wanted.labels, wanted.members).members
+        return TokenScores.of((log_p[:, 0], entropy, take_positions(log_p, positions_among(members, ids))), options)
+
+
+def score_response(
+    module: nn.Module,
+    micro: TrainingInputBatch,
+    columns: SamplerColumns,
+    temperature: float | None,
+    *,
+    entropy: bool = False,
+    entropy_grad: bool = False,
+) -> TokenScores:
+    """Score the response of a micro-batch, all [rows, R]; `module` is an `HFModelWrapper`, sharded or not."""
+    width = micro.metadata["response_length"]
+    log_probs, output = module(
+        micro["sequences"],
+        width,
+        micro["attention_mask"],
+        temperature=temperature,
+        return_output=True,
+        compute_entropy=entropy,
+        entropy_requires_grad=entropy_grad,
+        response_mask=micro.get("response_mask"),
+        sampler=columns,
+    )
+    members = output["members"] if columns.head_ids is not None else log_probs.new_empty(*log_probs.shape, 0)
+    return TokenScores(log_probs, last_predictions(output["entropy"], width), members)
 
 
 def _wanted_positions(attention_mask: Tensor, num_actions: int, response_mask: Tensor | None) -> tuple[Tensor, Tensor]:

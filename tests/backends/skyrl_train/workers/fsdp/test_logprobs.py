@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyrl.backends.skyrl_train.workers.fsdp.logprobs import (
-    head_logprobs,
-    logprobs_and_entropy_from_logits,
-    logprobs_from_logits,
-)
+from skyrl.backends.skyrl_train.workers.fsdp.logprobs import head_logprobs, logprobs_from_logits, scores_from_logits
+from skyrl.backends.skyrl_train.workers.fsdp.token_scores import ScoreOptions
 
 TOKENS, HIDDEN, VOCAB = 11, 5, 17
 
@@ -40,16 +37,8 @@ def test_chunks_change_neither_values_nor_gradients(chunk: int, temperature: flo
     expected = whole(hidden, weight, offset, labels, temperature)
     scale = torch.linspace(-1, 1, TOKENS)
     expected_grads = torch.autograd.grad((expected[0] * scale + 0.3 * expected[1] * scale.flip(0)).sum(), inputs)
-    got = head_logprobs(
-        hidden,
-        weight,
-        offset,
-        labels,
-        temperature=temperature,
-        chunk_tokens=chunk,
-        with_entropy=True,
-        entropy_grad=True,
-    )
+    options = ScoreOptions(temperature=temperature, chunk_tokens=chunk, with_entropy=True, entropy_grad=True)
+    got = head_logprobs(hidden, weight, offset, labels, options=options)
     torch.testing.assert_close(got[0], expected[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got[1], expected[1], atol=1e-5, rtol=1e-5)
     same_gradients(torch.autograd.grad((got[0] * scale + 0.3 * got[1] * scale.flip(0)).sum(), inputs), expected_grads)
@@ -58,21 +47,21 @@ def test_chunks_change_neither_values_nor_gradients(chunk: int, temperature: flo
 def test_log_probs_alone_have_the_same_gradient() -> None:
     hidden, weight, offset, labels = tensors(torch.float32)
     expected = torch.autograd.grad(whole(hidden, weight, offset, labels, 1.0)[0].sum(), [hidden, weight])
-    got, entropy = head_logprobs(hidden, weight, offset, labels, chunk_tokens=3)
+    got, entropy, _ = head_logprobs(hidden, weight, offset, labels, options=ScoreOptions(chunk_tokens=3))
     assert not entropy.any()
     same_gradients(torch.autograd.grad(got.sum(), [hidden, weight]), expected)
 
 
 def test_entropy_without_gradient_has_none() -> None:
     hidden, weight, offset, labels = tensors(torch.float32)
-    logprobs, entropy = head_logprobs(hidden, weight, offset, labels, with_entropy=True)
+    logprobs, entropy, _ = head_logprobs(hidden, weight, offset, labels, options=ScoreOptions(with_entropy=True))
     assert logprobs.requires_grad
     assert not entropy.requires_grad
 
 
 def test_no_tokens_give_empty_results_and_zero_gradients() -> None:
     hidden, weight, offset, labels = tensors(torch.float32)
-    logprobs, _ = head_logprobs(hidden[:0], weight, offset, labels[:0])
+    logprobs, _, _ = head_logprobs(hidden[:0], weight, offset, labels[:0])
     assert logprobs.shape == (0,)
     assert not torch.autograd.grad(logprobs.sum(), weight)[0].any()
 
@@ -81,7 +70,7 @@ def test_bf16_logits_are_reduced_in_float32() -> None:
     hidden, weight, _, labels = tensors(torch.bfloat16, bias=False)
     logits = hidden @ weight.t()  # rounded to bf16, as the engine's
     expected = torch.log_softmax(logits.float(), -1).gather(-1, labels[:, None])[:, 0]
-    got, _ = head_logprobs(hidden, weight, None, labels, chunk_tokens=4)
+    got, _, _ = head_logprobs(hidden, weight, None, labels, options=ScoreOptions(chunk_tokens=4))
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
     got.sum().backward()
@@ -89,17 +78,52 @@ def test_bf16_logits_are_reduced_in_float32() -> None:
 
 
 def test_logits_of_any_shape() -> None:
-    logits = torch.randn(2, 3, VOCAB, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    logits = torch.randn(2, 3, VOCAB, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
-    log_p = torch.log_softmax(logits, -1)
-    expected = log_p.gather(-1, labels[..., None])[..., 0]
-    expected_entropy = -(log_p.exp() * log_p).sum(-1)
-    got = logprobs_from_logits(logits, labels, chunk_size=2)
-    torch.testing.assert_close(got, expected)
-    grads = torch.autograd.grad((expected + expected_entropy).sum(), logits)
-    both = logprobs_and_entropy_from_logits(logits, labels, chunk_size=4, with_entropy=True, entropy_grad=True)
-    torch.testing.assert_close(both[1], expected_entropy)
-    same_gradients(torch.autograd.grad((both[0] + both[1]).sum(), logits), grads)
+    expected = torch.log_softmax(logits, -1).gather(-1, labels[..., None])[..., 0]
+    torch.testing.assert_close(logprobs_from_logits(logits, labels, chunk_size=2), expected)
+
+
+def members_of(labels: Tensor) -> Tensor:
+    """Three further ids at each token: the label itself, a neighbour, and a pad at every other token."""
+    third = torch.where(torch.arange(TOKENS) % 2 == 0, (labels + 5) % VOCAB, -1)
+    return torch.stack([labels, (labels + 1) % VOCAB, third], dim=-1).int()
+
+
+@pytest.mark.parametrize("chunk", [1, 4, TOKENS, 100])
+@pytest.mark.parametrize("whole_logits", [True, False])
+def test_further_ids_have_the_same_normaliser_and_their_own_gradient(chunk: int, whole_logits: bool) -> None:
+    hidden, weight, _, labels = tensors(torch.float32, bias=False)
+    members = members_of(labels)
+    options = ScoreOptions(temperature=0.7, chunk_tokens=chunk, with_entropy=True, entropy_grad=True)
+    log_p = torch.log_softmax(hidden @ weight.t() / 0.7, dim=-1)
+    shown = members >= 0
+    expected = torch.where(shown, log_p.gather(-1, members.clamp(min=0).long()), -torch.inf)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    factors = torch.linspace(-1, 1, TOKENS * 3).reshape(TOKENS, 3)
+    label_log_p = log_p.gather(-1, labels[:, None])[:, 0]
+
+    def total(label: Tensor, others: Tensor, spread: Tensor) -> Tensor:
+        return label.sum() + (torch.where(shown, others, 0.0) * factors).sum() + 0.3 * spread.sum()
+
+    grads = torch.autograd.grad(total(label_log_p, expected, entropy), [hidden, weight])
+    if whole_logits:
+        got = scores_from_logits(hidden @ weight.t(), labels, members, options)
+    else:
+        got = head_logprobs(hidden, weight, None, labels, members, options)
+    torch.testing.assert_close(got.log_probs, label_log_p, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got.members, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got.entropy, entropy, atol=1e-5, rtol=1e-5)
+    same_gradients(torch.autograd.grad(total(*[got.log_probs, got.members, got.entropy]), [hidden, weight]), grads)
+
+
+def test_further_ids_alone_may_carry_the_gradient() -> None:
+    hidden, weight, _, labels = tensors(torch.float32, bias=False)
+    members = members_of(labels)[:, :2]
+    log_p = torch.log_softmax(hidden @ weight.t(), dim=-1).gather(-1, members.long())
+    expected = torch.autograd.grad(log_p.sum(), [hidden, weight])
+    got = head_logprobs(hidden, weight, None, labels, members, ScoreOptions(chunk_tokens=3))
+    same_gradients(torch.autograd.grad(got.members.sum(), [hidden, weight]), expected)
 
 
 def test_an_impossible_token_is_minus_infinity_and_spares_its_neighbours() -> None:
