@@ -58,7 +58,7 @@ def check_support_replay(algorithm: AlgorithmConfig, generator: GeneratorConfig)
 
 def _check_penalties(params: SamplingParams) -> None:
     extra = params.additional_kwargs or {}
-    asked = {f"{_SAMPLING}.repetition_penalty": (params.repetition_penalty, 1)}
+    asked: dict[str, tuple[object, object]] = {f"{_SAMPLING}.repetition_penalty": (params.repetition_penalty, 1)}
     asked |= {f"{_SAMPLING}.additional_kwargs.{name}": (extra.get(name), none) for name, none in _NO_CHANGE.items()}
     for key, (value, no_change) in asked.items():
         if value not in (None, no_change):
