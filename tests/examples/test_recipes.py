@@ -87,4 +87,6 @@ def test_an_algorithm_trains_two_steps(run_recipe, script):
     output, records = run_recipe(script)
     for record in steps_of(records):
         assert [name for name in SHOWS[script] if not math.isfinite(record.get(name, math.nan))] == []
+        if "dapo" in script:  # long responses lose reward
+            assert record["reward/avg_raw_reward"] < record["environment/correct"]
     assert json.loads(output.strip().splitlines()[-1])["steps"] == 2
