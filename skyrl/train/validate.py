@@ -7,6 +7,7 @@ are looked up, which user code may have registered. Nothing here changes the con
 from __future__ import annotations
 
 import difflib
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,20 @@ if TYPE_CHECKING:
     from skyrl.utils.registry import Registry
 
 
-def validate_cfg(cfg: SkyRLTrainConfig) -> None:
+logger = logging.getLogger(__name__)
+
+
+class UnknownNameError(ConfigError):
+    """Nobody registered an estimator or a loss of this name."""
+
+
+def validate_cfg(cfg: SkyRLTrainConfig, *, names_may_follow: bool = False) -> None:
     """Check a finalized training config.
+
+    Args:
+        cfg: The config.
+        names_may_follow: The run's own code may still register its estimator or loss; `check_algorithm_names` is
+            called again when it has.
 
     Raises:
         ConfigError: names the key, its value, what it needs and a way out.
@@ -42,7 +55,7 @@ def validate_cfg(cfg: SkyRLTrainConfig) -> None:
     check_data(cfg.data)
     _check_rollouts(cfg)
     check_draft_heads(cfg.trainer)
-    _check_algorithm(cfg)
+    check_algorithm_names(cfg, names_may_follow=names_may_follow)
     check_async(cfg.trainer)
     check_engine_with_trainer(cfg.generator.inference_engine, cfg.trainer)
     check_batches(cfg.trainer, cfg.generator.n_samples_per_prompt)
@@ -81,21 +94,32 @@ def validate_paths(cfg: SkyRLTrainConfig) -> None:
     check_output_folders(cfg.trainer)
 
 
-def validate_run(cfg: SkyRLTrainConfig) -> None:
+def validate_run(cfg: SkyRLTrainConfig, *, names_may_follow: bool = False) -> None:
     """Check the settings of a training run and the files and folders that they name.
 
     Raises:
         ConfigError, DatasetError, ModelLoadError: as `validate_cfg` and `validate_paths` do.
     """
-    validate_cfg(cfg)
+    validate_cfg(cfg, names_may_follow=names_may_follow)
     validate_paths(cfg)
 
 
-def _check_algorithm(cfg: SkyRLTrainConfig) -> None:
-    """Check the learning rule by itself, then against the rollouts and models that it gets."""
+def check_algorithm_names(cfg: SkyRLTrainConfig, *, names_may_follow: bool = False) -> None:
+    """Check the learning rule by itself, then against the rollouts and models that it gets.
+
+    Raises:
+        ConfigError: A value is out of range or contradicts another, or nobody registered an estimator or a loss
+            of that name; with ``names_may_follow`` an unknown name is a warning.
+    """
     algorithm, generator = cfg.trainer.algorithm, cfg.generator
     check_algorithm(algorithm, step_wise=generator.step_wise_trajectories)
-    estimator, loss = _estimator_facts(algorithm.advantage_estimator), _loss_facts(algorithm)
+    try:
+        estimator, loss = _estimator_facts(algorithm.advantage_estimator), _loss_facts(algorithm)
+    except UnknownNameError as error:
+        if not names_may_follow:
+            raise
+        logger.warning("%s. The run ends before it starts servers unless its own code registers it", error)
+        return
     check_estimator(algorithm, estimator, generator, has_critic=uses_critic(cfg.trainer))
     check_correction(algorithm, loss, logprobs=generator.sampling_params.logprobs)
     check_filters(algorithm, generator)
@@ -155,7 +179,7 @@ def _require_registered(key: str, name: str, registry: Registry[Any, Any]) -> No
         return
     close = difflib.get_close_matches(name, known, n=1)
     advice = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(
-        f"{key}={name}: must be one of {', '.join(known)}, or a name that the script registers before the run starts"
+    raise UnknownNameError(
+        f"{key}={name}: must be one of {', '.join(known)}, or a name that the run's own code registers"
         f"{advice}"
     )

@@ -51,7 +51,7 @@ class SwitchingTrainer(RayPPOTrainer):
     """Another loss every step; the third is registered when the workers have run for two steps."""
 
     def train_critic_and_policy(self, data):
-        name = ["of_the_script", "of_the_controller", "of_the_last_step"][self.global_step - 1]
+        name = ["of_the_controller", "of_the_script", "of_the_last_step"][self.global_step - 1]
         if self.global_step == 3:
             register_policy_loss(name)(third)
         self.cfg.trainer.algorithm.policy_loss_type = name
@@ -91,7 +91,7 @@ def test_functions_registered_anywhere_reach_the_workers(vllm_server: SharedServ
         tmp_path / "run",
         "trainer.max_training_steps=3",
         "trainer.algorithm.advantage_estimator=of_the_script",
-        "trainer.algorithm.policy_loss_type=of_the_script",
+        "trainer.algorithm.policy_loss_type=of_the_controller",
     )
     done = subprocess.run(
         [sys.executable, str(home / "my_run.py"), *tokens],
@@ -103,7 +103,7 @@ def test_functions_registered_anywhere_reach_the_workers(vllm_server: SharedServ
     )
     assert done.returncode == 0, done.stderr[-3000:]
     records = read_metrics(str(tmp_path / "run" / "export" / "runs" / "test_run" / "metrics.jsonl"))
-    assert [record["policy/loss_metrics/who"] for record in records] == [1.0, 2.0, 3.0]
+    assert [record["policy/loss_metrics/who"] for record in records] == [2.0, 1.0, 3.0]
     for record in records:
         assert record["policy/grad_norm"] > 0
         expected = record["reward/avg_raw_reward"] - 0.1

@@ -19,7 +19,7 @@ from skyrl.config.rules.methods import ESTIMATORS, LOSSES, loss_facts
 from skyrl.config.rules.trainer import check_loggers
 from skyrl.config.rules.unbuilt import UNBUILT
 from skyrl.errors import ConfigError
-from skyrl.train.validate import validate_cfg, validate_generator_cfg
+from skyrl.train.validate import check_algorithm_names, validate_cfg, validate_generator_cfg
 from skyrl.utils.registry import Registry
 
 ENGINE = "generator.inference_engine"
@@ -247,6 +247,14 @@ def test_an_unknown_name_gets_a_suggestion():
         validate_cfg(compose("trainer.algorithm.policy_loss_type=regulr"))
     with pytest.raises(ConfigError, match=r"advantage_estimator=grppo.*did you mean grpo"):
         validate_cfg(compose("trainer.algorithm.advantage_estimator=grppo"))
+
+
+def test_a_name_that_the_run_may_still_register_is_a_warning_first(caplog):
+    cfg = compose("trainer.algorithm.policy_loss_type=of_the_controller")
+    validate_cfg(cfg, names_may_follow=True)
+    assert "policy_loss_type=of_the_controller" in caplog.text
+    with pytest.raises(ConfigError, match="of_the_controller"):
+        check_algorithm_names(cfg)
 
 
 def built_in(registry: Registry) -> set[str]:

@@ -15,6 +15,7 @@ from skyrl.algorithms.off_policy.sequence_mask import compute_sequence_mask
 from skyrl.algorithms.off_policy.tis import compute_tis_ratio
 from skyrl.algorithms.off_policy.token_mask import compute_token_mask
 from skyrl.config.algorithm import OffPolicyCorrectionConfig
+from skyrl.config.derive import corrects_off_policy as is_active
 
 WEIGHT = "correction_weight"
 """Stem of the moments of the factors; the effective sample size is their squared mean over their mean square."""
@@ -28,16 +29,6 @@ class Correction:
     """Multiplies each token's loss; 0 drops the token."""
     metrics: dict[str, MetricValue]
     """Diagnostics, by the names of `loss_metrics/`."""
-
-
-def is_active(config: OffPolicyCorrectionConfig) -> bool:
-    """Whether any correction is configured."""
-    values = (
-        *(config.tis_ratio_type, config.sequence_mask_metric),
-        *(config.outlier_token_is_threshold_low, config.outlier_token_is_threshold_high),
-        *(config.token_mask_is_threshold_low, config.token_mask_is_threshold_high),
-    )
-    return any(value is not None for value in values)
 
 
 def compute_correction(

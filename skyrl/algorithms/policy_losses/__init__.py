@@ -19,7 +19,6 @@ from skyrl.algorithms.policy_losses.registry import (
     LossTraits,
     PolicyLossRegistry,
     reads_old_log_probs,
-    reads_rollout_logprobs,
     register_policy_loss,
 )
 
@@ -36,7 +35,6 @@ __all__ = [
     "importance_sampling",
     "kl_cov",
     "reads_old_log_probs",
-    "reads_rollout_logprobs",
     "register_policy_loss",
     "regular",
     "reinforce",

@@ -66,12 +66,6 @@ def reads_old_log_probs(algorithm: AlgorithmConfig) -> bool:
     return is_active(algorithm.off_policy_correction) or holds(traits.needs_old_logprobs, algorithm)
 
 
-def reads_rollout_logprobs(algorithm: AlgorithmConfig) -> bool:
-    """Whether an update needs the sampler's log-probs, for its loss or for an off-policy correction."""
-    traits = PolicyLossRegistry.traits(algorithm.policy_loss_type)
-    return is_active(algorithm.off_policy_correction) or holds(traits.needs_rollout_logprobs, algorithm)
-
-
 def require_correctable(loss: str, traits: LossTraits, algorithm: AlgorithmConfig) -> None:
     """Refuse an off-policy correction that does not go with a loss.
 

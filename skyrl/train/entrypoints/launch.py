@@ -80,6 +80,8 @@ def run_hydra(
         arguments = split_argv(argv)
         tokens = prepare_tokens(config_cls, arguments.overrides)
         run = partial(run_controller, main_fn, trains=trains)
+        if validate is validate_run and not _is_ours(main_fn):
+            validate = partial(validate_run, names_may_follow=True)
         _run_with_hydra(run, config_cls, validate, Arguments(flags=arguments.flags, overrides=tokens))
     except KeyboardInterrupt:
         _exit("interrupted", 130)
@@ -90,6 +92,11 @@ def run_hydra(
     except SkyRLError as error:
         logger.debug("The run failed", exc_info=error)
         _exit(f"error: {' '.join(str(error).split())} (LOG_LEVEL=DEBUG shows the traceback)", 1)
+
+
+def _is_ours(main_fn: Callable[[Any], Any]) -> bool:
+    """Whether the controller runs nothing but the library; code of the user's may register names there."""
+    return isinstance(main_fn, type) and main_fn.__module__.startswith("skyrl.")
 
 
 def _exit(message: str, code: int) -> NoReturn:

@@ -16,7 +16,7 @@ import skyrl.config
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.env_vars import SKYRL_RAY_PG_TIMEOUT_IN_S
 from skyrl.errors import ConfigError, ModelLoadError
-from skyrl.train.validate import validate_cfg
+from skyrl.train.validate import check_algorithm_names, validate_cfg
 
 if TYPE_CHECKING:
     from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
@@ -226,6 +226,7 @@ class BasePPOExp:
     def _setup_trainer(self) -> RayPPOTrainer:
         from skyrl.train.utils.run_dir import write_config
 
+        check_algorithm_names(self.cfg)
         self._check_environments()
         self.cfg.trainer.run_dir = self._choose_run_dir()
         write_config(self.cfg.trainer.run_dir, self.get_cfg_as_str(self.cfg))

@@ -5,7 +5,8 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from skyrl.algorithms.policy_losses import PolicyLossRegistry, reads_old_log_probs, reads_rollout_logprobs
+from skyrl.algorithms.policy_losses import PolicyLossRegistry, reads_old_log_probs
+from skyrl.algorithms.policy_losses.registry import holds
 from skyrl.config.algorithm import AlgorithmConfig, CISPOConfig, ClipCovConfig, DPPOConfig
 from tests.algorithms.policy_losses.ragged import Batch, make_batch
 
@@ -169,7 +170,8 @@ def test_what_each_loss_reads():
     reads = {}
     for name in NAMES:
         config = AlgorithmConfig(policy_loss_type=name)
-        reads[name] = (reads_old_log_probs(config), reads_rollout_logprobs(config))
+        needs_rollout = holds(PolicyLossRegistry.traits(name).needs_rollout_logprobs, config)
+        reads[name] = (reads_old_log_probs(config), needs_rollout)
     old_only, neither = (True, False), (False, False)
     assert reads == {
         "regular": old_only, "dual_clip": old_only, "gspo": old_only, "sapo": old_only, "cispo": old_only,
@@ -177,7 +179,8 @@ def test_what_each_loss_reads():
         "dppo": neither, "cross_entropy": neither, "reinforce": neither, "rollout_is": (False, True),
     }  # fmt: skip
     anchored = AlgorithmConfig(policy_loss_type="cispo", cispo=CISPOConfig(cispo_anchor="rollout"))
-    assert (reads_old_log_probs(anchored), reads_rollout_logprobs(anchored)) == (False, True)
+    assert not reads_old_log_probs(anchored)
+    assert holds(PolicyLossRegistry.traits("cispo").needs_rollout_logprobs, anchored)
 
 
 def test_only_the_covariance_losses_refuse_corrections():

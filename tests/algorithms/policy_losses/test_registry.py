@@ -4,13 +4,8 @@ from enum import Enum
 
 import pytest
 
-from skyrl.algorithms.policy_losses import (
-    PolicyLossRegistry,
-    reads_old_log_probs,
-    reads_rollout_logprobs,
-    register_policy_loss,
-)
-from skyrl.algorithms.policy_losses.registry import LossTraits, require_correctable
+from skyrl.algorithms.policy_losses import PolicyLossRegistry, reads_old_log_probs, register_policy_loss
+from skyrl.algorithms.policy_losses.registry import LossTraits, holds, require_correctable
 from skyrl.config.algorithm import AlgorithmConfig, CISPOConfig, OffPolicyCorrectionConfig
 from skyrl.errors import ConfigError
 
@@ -36,25 +31,22 @@ def register():
 
 def test_a_registered_loss_reads_the_old_log_probs_unless_it_says_otherwise(register):
     config = register()
-    assert (reads_old_log_probs(config), reads_rollout_logprobs(config)) == (True, False)
+    assert reads_old_log_probs(config)
+    assert not holds(PolicyLossRegistry.traits("mine").needs_rollout_logprobs, config)
 
 
 def test_a_trait_may_depend_on_settings(register):
-    config = register(
-        needs_old_logprobs=lambda algorithm: algorithm.cispo.cispo_anchor == "old",
-        needs_rollout_logprobs=lambda algorithm: algorithm.cispo.cispo_anchor == "rollout",
-    )
-    assert (reads_old_log_probs(config), reads_rollout_logprobs(config)) == (True, False)
+    config = register(needs_old_logprobs=lambda algorithm: algorithm.cispo.cispo_anchor == "old")
+    assert reads_old_log_probs(config)
     config.cispo = CISPOConfig(cispo_anchor="rollout")
-    assert (reads_old_log_probs(config), reads_rollout_logprobs(config)) == (False, True)
+    assert not reads_old_log_probs(config)
 
 
-def test_a_correction_reads_both(register):
+def test_a_correction_reads_the_old_log_probs(register):
     config = register(needs_old_logprobs=False)
     assert not reads_old_log_probs(config)
     config.off_policy_correction.outlier_token_is_threshold_high = 9.0
     assert reads_old_log_probs(config)
-    assert reads_rollout_logprobs(config)
 
 
 TIS = AlgorithmConfig(off_policy_correction=OffPolicyCorrectionConfig(tis_ratio_type="token"))

@@ -12,6 +12,7 @@ import pytest
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import CheckpointError, ConfigError
 from skyrl.train.entrypoints import launch
+from skyrl.train.entrypoints.main_base import BasePPOExp
 
 HEAVY = {"torch", "ray", "vllm", "transformers"}
 
@@ -121,6 +122,22 @@ def test_an_entry_point_says_whether_it_trains(run):
     assert run.trains
     run(trains=False)
     assert not run.trains
+
+
+class OwnExp:
+    """A user's experiment: it may register names when it is built, in the controller."""
+
+    def __init__(self, config: SkyRLTrainConfig) -> None:
+        self.config = config
+
+
+@pytest.mark.parametrize(("main_fn", "may_follow"), [(BasePPOExp, False), (OwnExp, True), (lambda config: None, True)])
+def test_only_code_of_the_users_may_register_names_later(run, monkeypatch, main_fn, may_follow: bool):
+    seen = []
+    monkeypatch.setattr(launch, "validate_run", lambda config, **options: seen.append(options))
+    monkeypatch.setattr(launch, "run_controller", lambda main_fn, config, *, trains: None)
+    run(main_fn=main_fn, validate=launch.validate_run)
+    assert seen == [{"names_may_follow": True} if may_follow else {}]
 
 
 def test_other_errors_keep_their_traceback(run):
