@@ -121,8 +121,8 @@ def reduce_logits(logits: Float[Tensor, "tokens columns"], targets: Targets, wit
     members = torch.where(targets.members >= 0, members, -torch.inf)
     if not with_entropy:
         return Reduced(lse, log_probs, torch.zeros_like(lse), members)
-    probabilities = torch.exp(logits - lse.unsqueeze(-1))
-    return Reduced(lse, log_probs, lse - torch.linalg.vecdot(probabilities, logits), members)
+    log_p = logits - lse.unsqueeze(-1)  # not lse - Σ p·z, which turns rounding of Σ p into |z| times as much
+    return Reduced(lse, log_probs, -torch.linalg.vecdot(log_p.exp(), log_p), members)
 
 
 def logit_grad(

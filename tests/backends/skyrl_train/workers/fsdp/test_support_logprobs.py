@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -75,6 +75,7 @@ def assert_equal_to_plain(case: Case, options: ScoreOptions) -> None:
 
 
 @settings(deadline=None, max_examples=40)
+@example(seed=5, tokens=5, chunk=1, bias=True)  # one logit far above the others: an entropy of 0.008
 @given(
     seed=st.integers(0, 10_000), tokens=st.integers(1, 12), chunk=st.sampled_from([1, 4, 5, 100]), bias=st.booleans()
 )
