@@ -41,7 +41,7 @@ def weighted_sum(
         return hide(values, mask).sum()
     factors = weights if mask is None else mask if weights is None else weights * mask
     assert factors is not None
-    return (torch.where(factors != 0, values, 0.0) * factors).sum()
+    return (torch.where(factors.bool(), values, 0.0) * factors).sum()
 
 
 def masked_mean(

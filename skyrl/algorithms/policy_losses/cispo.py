@@ -7,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import importance_ratio
+from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -65,7 +65,7 @@ def _ratio_metrics(ratio: Tensor, clamped: Tensor, loss_mask: Tensor | None) -> 
     any_trained = trained.any()
     highest, lowest = torch.where(trained, ratio, -torch.inf).max(), torch.where(trained, ratio, torch.inf).min()
     return {
-        "clip_ratio": masked_mean((ratio != clamped).float(), loss_mask),
+        "clip_ratio": masked_mean(as_numbers(ratio != clamped, ratio), loss_mask),
         "cispo/ratio_mean": masked_mean(ratio, loss_mask),
         "cispo/ratio_clamped_mean": masked_mean(clamped, loss_mask),
         "cispo/ratio_max": torch.where(any_trained, highest, 0.0),

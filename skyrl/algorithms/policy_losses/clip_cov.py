@@ -9,7 +9,7 @@ from torch import Tensor
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
 from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
 from skyrl.algorithms.policy_losses.covariance import token_covariance
-from skyrl.algorithms.policy_losses.ratio import at_least_float32, importance_ratio
+from skyrl.algorithms.policy_losses.ratio import as_numbers, at_least_float32, importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -43,10 +43,11 @@ def clip_cov_loss(
         shown = at_least_float32(hide(log_probs, trained))
         covariance = token_covariance(shown, advantages, trained)
         inside = (covariance > config.clip_cov.clip_cov_lb) & (covariance < config.clip_cov.clip_cov_ub)
-        drawn = _draw(inside & trained & ~clipped, trained, shown, config.clip_cov.clip_ratio)
-        pull = torch.where(drawn, 0.0, -advantages)
+        drawn = _draw(inside & trained & (clipped == 0), trained, shown, config.clip_cov.clip_ratio)
+        drawn = as_numbers(drawn, ratio)
+        pull = (drawn - 1) * advantages
     loss = weighted_sum(ratio * pull, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(drawn.float(), loss_mask)}
+    return loss, {"clip_ratio": masked_mean(drawn, loss_mask)}
 
 
 def _draw(
@@ -59,7 +60,8 @@ def _draw(
 
     The count stays on the device: the top `share` of all cells are sorted, and ranks past the count are not drawn.
     """
-    keys = torch.where(candidates, shuffle_keys(log_probs), _LOW_31_BITS + 1).flatten()
+    no_candidate = (~candidates).view(torch.uint8).long()
+    keys = shuffle_keys(log_probs).add_(no_candidate, alpha=_LOW_31_BITS + 1).flatten()
     lowest, cells = keys.topk(min(max(1, int(share * keys.numel())), keys.numel()), largest=False)
     count = (share * trained.sum().double()).floor().clamp(min=1)
     ranks = torch.arange(lowest.numel(), device=keys.device)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from skyrl.algorithms.policy_losses.ratio import as_numbers
 from skyrl.config.algorithm import AlgorithmConfig
 
 
@@ -13,15 +14,16 @@ def pessimistic_ratio(
     ratio: Float[Tensor, "batch response"],
     advantages: Float[Tensor, "batch response"],
     config: AlgorithmConfig,
-) -> tuple[Float[Tensor, "batch response"], Bool[Tensor, "batch response"]]:
+) -> tuple[Float[Tensor, "batch response"], Float[Tensor, "batch response"]]:
     """Choose between ρ and clip(ρ, 1 - ε_low, 1 + ε_high) the one with the lower product with the advantage.
 
     So min(ρA, clip(ρ)A) = A times the result (arXiv:1707.06347, eq. 7). No gradient flows where the clip binds.
 
     Returns:
-        The ratio, and where the clip binds: clip(ρ)A < ρA.
+        The ratio, and 1 where the clip binds, clip(ρ)A < ρA, else 0.
     """
     with torch.no_grad():
         clipped = ratio.clamp(min=1 - config.eps_clip_low, max=1 + config.eps_clip_high)
-        binds = clipped * advantages < ratio * advantages
-    return torch.where(binds, clipped, ratio), binds
+        binds = as_numbers(clipped * advantages < ratio * advantages, ratio)
+        free, bound = 1 - binds, clipped.mul_(binds)
+    return ratio * free + bound, binds

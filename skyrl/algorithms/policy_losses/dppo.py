@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import at_least_float32, importance_ratio
+from skyrl.algorithms.policy_losses.ratio import as_numbers, at_least_float32, importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig, DPPOConfig
 from skyrl.errors import ConfigError
@@ -43,10 +43,11 @@ def dppo_loss(
     advantages = hide(advantages, loss_mask)
     ratio = importance_ratio(log_probs, behaviour, loss_mask)
     with torch.no_grad():
-        dropped = _moved_too_far(at_least_float32(log_probs), at_least_float32(behaviour), advantages, config.dppo)
-        pull = torch.where(dropped, 0.0, -advantages)
+        moved = _moved_too_far(at_least_float32(log_probs), at_least_float32(behaviour), advantages, config.dppo)
+        dropped = as_numbers(moved, ratio)
+        pull = (dropped - 1) * advantages
     loss = weighted_sum(ratio * pull, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(dropped.float(), loss_mask)}
+    return loss, {"clip_ratio": masked_mean(dropped, loss_mask)}
 
 
 def _moved_too_far(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
 from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
-from skyrl.algorithms.policy_losses.ratio import importance_ratio
+from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -34,6 +34,9 @@ def dual_clip_loss(
     """
     advantages = hide(advantages, loss_mask)
     ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, loss_mask), advantages, config)
-    ratio = torch.where(advantages < 0, ratio.clamp(max=config.clip_ratio_c), ratio)
+    with torch.no_grad():
+        bounded = as_numbers((advantages < 0) & (ratio > config.clip_ratio_c), ratio)
+        free = 1 - bounded
+    ratio = ratio * free + bounded * config.clip_ratio_c
     loss = weighted_sum(-ratio * advantages, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(clipped.float(), loss_mask)}
+    return loss, {"clip_ratio": masked_mean(clipped, loss_mask)}

@@ -41,4 +41,4 @@ def gspo_loss(
     ratio = (own_gradient + sequence).clamp(max=10.0).exp()
     ratio, clipped = pessimistic_ratio(ratio, advantages, config)
     loss = weighted_sum(-ratio * advantages, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(clipped.float(), loss_mask)}
+    return loss, {"clip_ratio": masked_mean(clipped, loss_mask)}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.policy_losses.covariance import token_covariance
-from skyrl.algorithms.policy_losses.ratio import at_least_float32, log_ratio, safe_exp
+from skyrl.algorithms.policy_losses.ratio import as_numbers, at_least_float32, log_ratio, safe_exp
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -37,7 +37,7 @@ def kl_cov_loss(
     difference = log_ratio(log_probs, old_log_probs, trained)
     with torch.no_grad():
         covariance = token_covariance(at_least_float32(hide(log_probs, trained)), advantages, trained)
-        punished = _highest(covariance, trained, config.kl_cov.kl_cov_frac)
+        punished = as_numbers(_highest(covariance, trained, config.kl_cov.kl_cov_frac), difference)
     penalty = difference.abs() * punished * config.kl_cov.ppo_kl_coef
     token_loss = penalty - safe_exp(difference) * advantages
     loss = weighted_sum(token_loss, loss_mask, loss_weights)

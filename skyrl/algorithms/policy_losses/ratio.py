@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide
@@ -12,6 +12,18 @@ from skyrl.algorithms.masked import hide
 def at_least_float32(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return the values in float32, or as they are where they are more precise."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def as_numbers(
+    flags: Bool[Tensor, "batch response"], like: Float[Tensor, "batch response"]
+) -> Float[Tensor, "batch response"]:
+    """Return 1 and 0 for true and false, in the dtype of `like`.
+
+    Multiplying by them is several times faster than `torch.where` when the flags have no pattern (its loop over
+    elements branches on each), and so is going through bytes: torch vectorises no conversion from bool. For finite
+    values only: 0·inf is NaN.
+    """
+    return flags.view(torch.uint8).to(like.dtype)
 
 
 def log_ratio(

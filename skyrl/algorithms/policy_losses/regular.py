@@ -35,4 +35,4 @@ def regular_loss(
     advantages = hide(advantages, loss_mask)
     ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, loss_mask), advantages, config)
     loss = weighted_sum(-ratio * advantages, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(clipped.float(), loss_mask)}
+    return loss, {"clip_ratio": masked_mean(clipped, loss_mask)}

@@ -25,7 +25,7 @@ def test_the_clip_binds_only_where_the_step_went_on_far_enough(ratio, advantage,
     result, where = pessimistic_ratio(leaf, torch.tensor([[advantage]]), CONFIG)
     result.sum().backward()
     assert result.item() == pytest.approx(chosen)
-    assert where.item() is binds
+    assert where.item() == float(binds)
     assert leaf.grad.item() == (0.0 if binds else 1.0)
 
 
