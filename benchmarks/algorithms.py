@@ -243,7 +243,7 @@ def report(method: Method, seen: Measured) -> str:
     holds = "yes" if seen.holds(method) else "NO"
     return (
         f"{method.name:20} {method.kind:8} {seen.seconds:8.3f} {seen.passes:7.2f} {method.limit_passes:6.0f} "
-        f"{seen.tensors:7.2f} {MEMORY_TENSORS:6.0f}  {holds:5} {seen.loop_seconds:8.1f}"
+        f"{seen.tensors:7.2f} {MEMORY_TENSORS:6.0f}  {holds:5} {seen.loop_seconds:7.1f}"
     )
 
 
@@ -271,9 +271,7 @@ def main() -> int:
     pass_seconds = min(timed(lambda: batch.rewards + 1) for _ in range(args.repeats))
     print(f"{args.rows} x {args.tokens} tokens, groups of {args.group}, float32, {args.threads} threads")
     print(f"one pass: {pass_seconds:.4f} s; memory: peak resident memory beyond inputs and results, in batch tensors")
-    print(
-        f"losses: forward and backward, micro-batches of {args.micro_rows} rows; loop: scaled from {LOOP_ROWS} rows\n"
-    )
+    print(f"losses: forward and backward, micro-batches of {args.micro_rows}; loop: scaled from {LOOP_ROWS} rows\n")
     print(
         f"{'name':20} {'kind':8} {'seconds':>8} {'passes':>7} {'limit':>6} {'memory':>7} {'limit':>6}  holds   loop s"
     )
