@@ -27,6 +27,15 @@ def hide(values: Float[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"] | None)
     return values if mask is None else torch.where(mask.bool(), values, 0.0)
 
 
+def hide_fast(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Do what `hide` does, twice as fast on a CPU; for blocks, without gradient.
+
+    A product with zeros and ones is cheaper than a choice, but 0·NaN is NaN: then, and only then, it chooses.
+    """
+    product = values * shown.view(torch.uint8).to(values.dtype)  # a conversion from bool itself is slow
+    return product if bool(product.sum().isfinite()) else hide(values, shown)
+
+
 def weighted_sum(
     values: Float[Tensor, "*shape"],
     mask: Shaped[Tensor, "*shape"] | None,
@@ -77,9 +86,15 @@ def masked_var(
 
 
 def masked_whiten(
-    values: Float[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"], shift_mean: bool = True
+    values: Float[Tensor, "*shape"],
+    mask: Shaped[Tensor, "*shape"],
+    shift_mean: bool = True,
+    *,
+    out: Float[Tensor, "*shape"] | None = None,
 ) -> Float[Tensor, "*shape"]:
     """Bring what the mask shows to mean 0 (unless `shift_mean` is false) and variance 1: (x - mean)·rsqrt(var + 1e-8).
+
+    `out` takes the result and may be `values` itself.
 
     Returns:
         The whitened values, and zeros where the mask is zero. Fewer than two values have no variance: all
@@ -89,7 +104,8 @@ def masked_whiten(
     if count < 2:
         logger.warning("Whitening needs at least two unmasked values; the result is zero everywhere")
         return torch.zeros_like(values)
-    return standardize(values, mask, mean, torch.rsqrt(squares / (count - 1) + 1e-8), shift_mean=shift_mean)
+    scale = torch.rsqrt(squares / (count - 1) + 1e-8)
+    return standardize(values, mask, mean, scale, shift_mean=shift_mean, out=out)
 
 
 def masked_moments(
@@ -111,7 +127,7 @@ def masked_moments(
 
 def _block_moments(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> tuple[Tensor, Tensor, Tensor]:
     count = torch.count_nonzero(shown)
-    values = hide(values, shown)
+    values = hide_fast(values, shown)
     mean = values.sum(dtype=torch.float64) / count.clamp(min=1)
     centred = (values - mean.to(values.dtype)) * shown.view(torch.uint8).to(values.dtype)
     return count, mean, centred.square().sum(dtype=torch.float64)
@@ -124,11 +140,12 @@ def standardize(
     scale: Float[Tensor, ""],
     *,
     shift_mean: bool = True,
+    out: Float[Tensor, "rows ..."] | None = None,
 ) -> Float[Tensor, "rows ..."]:
     """Return (x - mean)·scale, plus the mean when it is not to be shifted, with zeros where the mask is zero."""
     mean, scale = mean.to(values.dtype), scale.to(values.dtype)
-    result = torch.empty_like(values)
+    result = torch.empty_like(values) if out is None else out
     for rows in row_blocks(values):
         block = (values[rows] - mean) * scale
-        result[rows] = hide(block if shift_mean else block + mean, mask[rows])
+        result[rows] = hide_fast(block if shift_mean else block + mean, mask[rows].bool())
     return result

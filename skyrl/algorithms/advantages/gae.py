@@ -11,7 +11,7 @@ from torch import Tensor
 from skyrl.algorithms.advantages.discount import discounted_sums
 from skyrl.algorithms.advantages.outcome import shown_tokens
 from skyrl.algorithms.advantages.registry import register_advantage_estimator
-from skyrl.algorithms.masked import hide, masked_whiten, row_blocks
+from skyrl.algorithms.masked import hide_fast, masked_whiten, row_blocks
 
 
 @register_advantage_estimator("gae", outcome=False, needs_values=True)
@@ -39,8 +39,8 @@ def gae_advantages(
         delta[:, :-1] += gamma * value[:, 1:]
         advantage = discounted_sums(delta, float(gamma * lambd))
         advantages[rows] = advantage
-        returns[rows] = hide(advantage + value, shown[rows])
-    return masked_whiten(advantages, shown), returns
+        returns[rows] = hide_fast(advantage + value, shown[rows])
+    return masked_whiten(advantages, shown, out=advantages), returns
 
 
 def _without_hidden_nan(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

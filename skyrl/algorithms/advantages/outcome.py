@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.advantages.checks import refuse_non_finite
-from skyrl.algorithms.masked import hide, row_blocks
+from skyrl.algorithms.masked import hide_fast, row_blocks
 
 
 def shown_tokens(
@@ -28,7 +28,7 @@ def row_scores(
     """
     scores = token_level_rewards.new_empty(token_level_rewards.shape[0])
     for rows in row_blocks(token_level_rewards):
-        scores[rows] = hide(token_level_rewards[rows], shown[rows]).sum(dim=-1)
+        scores[rows] = hide_fast(token_level_rewards[rows], shown[rows]).sum(dim=-1)
     if not bool(scores.isfinite().all()):
         refuse_non_finite("token_level_rewards", token_level_rewards, shown)
     return scores
@@ -47,8 +47,12 @@ def spread_over_tokens(
     like: Float[Tensor, "batch response"],
     shown: Bool[Tensor, "batch response"],
 ) -> Float[Tensor, "batch response"]:
-    """Repeat a row's advantage on its shown tokens, zeros elsewhere, in the type of `like`."""
-    return hide(advantage.to(like.dtype).unsqueeze(-1), shown)
+    """Repeat a row's advantage, which is finite, on its shown tokens, zeros elsewhere, in the type of `like`."""
+    result = torch.empty_like(like)
+    advantage = advantage.to(like.dtype).unsqueeze(-1)
+    for rows in row_blocks(like):
+        torch.mul(shown[rows].view(torch.uint8).to(like.dtype), advantage[rows], out=result[rows])
+    return result
 
 
 def row_mean(values: Float[Tensor, " batch"], valid_rows: Bool[Tensor, " batch"] | None) -> Float[Tensor, ""]:

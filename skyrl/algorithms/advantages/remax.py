@@ -41,6 +41,6 @@ def remax_advantages(
     num_missing = int((valid & missing).sum())
     if num_missing:
         logger.warning("remax: the greedy rollout of %d rows failed; their advantage is 0", num_missing)
-    advantage = torch.where(missing, 0.0, scores - baseline_scores)
+    advantage = torch.where(valid & ~missing, scores - baseline_scores, 0.0)
     advantages = spread_over_tokens(advantage, token_level_rewards, shown)
     return advantages, advantages
