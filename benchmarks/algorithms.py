@@ -212,7 +212,8 @@ def measure(method: Method, batch: Batch, repeats: int) -> Measured:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of one call; giving its results back to the system does not count."""
+    """Seconds of one call that finds no memory left over; giving its results back does not count."""
+    give_memory_back()
     began = time.perf_counter()
     results = work()
     seconds = time.perf_counter() - began
@@ -222,12 +223,17 @@ def timed(work: Callable[[], object]) -> float:
 
 def peak_bytes(work: Callable[[], list[Tensor]]) -> float:
     """Resident memory at its highest during a call, beyond what was there before and beyond the results."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # or freed memory of an earlier call would be used unseen
+    give_memory_back()
     Path("/proc/self/clear_refs").write_text("5")  # starts a new high water
     before = resident_bytes("VmRSS")
     results = {result.untyped_storage().data_ptr(): result.untyped_storage().nbytes() for result in work()}
     return max(0.0, resident_bytes("VmHWM") - before - sum(results.values()))
+
+
+def give_memory_back() -> None:
+    """Return freed memory to the system: a call that found it would need no page faults, and show no growth."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def resident_bytes(field: str) -> int:

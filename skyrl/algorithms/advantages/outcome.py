@@ -14,8 +14,10 @@ def shown_tokens(
     mask: Shaped[Tensor, "batch response"], valid_rows: Bool[Tensor, " batch"] | None = None
 ) -> Bool[Tensor, "batch response"]:
     """Return where the mask is not zero and the rollout did not fail."""
-    shown = mask != 0
-    return shown if valid_rows is None else shown.logical_and_(valid_rows.unsqueeze(1))
+    shown = mask.to(torch.bool, copy=True)
+    if valid_rows is not None:
+        shown[~valid_rows] = False
+    return shown
 
 
 def row_scores(
@@ -51,7 +53,7 @@ def spread_over_tokens(
     result = torch.empty_like(like)
     advantage = advantage.to(like.dtype).unsqueeze(-1)
     for rows in row_blocks(like):
-        torch.mul(shown[rows].view(torch.uint8).to(like.dtype), advantage[rows], out=result[rows])
+        result[rows].copy_(shown[rows].view(torch.uint8)).mul_(advantage[rows])
     return result
 
 
