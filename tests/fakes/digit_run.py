@@ -22,6 +22,7 @@ from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 ENV = "digits"
+SPARSE_ENV = "first_digit"
 SIGNAL_VARIABLE = "SKYRL_TEST_SIGNAL"
 """`<signal number>:<step>`: send the driver a signal at that step's generation."""
 KILL_SERVER_VARIABLE = "SKYRL_TEST_KILL_SERVER"
@@ -40,6 +41,15 @@ class DigitEnv(BaseTextEnv):
         """Score an answer."""
         share = sum(character.isdigit() for character in action) / len(action) if action else 0.0
         return BaseTextEnvStepOutput(observations=[], reward=share, done=True, metadata={})
+
+
+class FirstDigitEnv(DigitEnv):
+    """The reward is 1 for an answer that begins with a digit: most groups of a random model have no spread."""
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Score an answer."""
+        reward = float(action[:1].isdigit())
+        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
 
 
 class InterruptedGenerator(SkyRLGymGenerator):
@@ -72,6 +82,7 @@ class DigitExp(BasePPOExp):
 
     def __init__(self, cfg: Any) -> None:
         skyrl_gym.register(id=ENV, entry_point="tests.fakes.digit_run:DigitEnv", force=True)
+        skyrl_gym.register(id=SPARSE_ENV, entry_point="tests.fakes.digit_run:FirstDigitEnv", force=True)
         super().__init__(cfg)
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
