@@ -50,11 +50,8 @@ def spread_over_tokens(
     shown: Bool[Tensor, "batch response"],
 ) -> Float[Tensor, "batch response"]:
     """Repeat a row's advantage, which is finite, on its shown tokens, zeros elsewhere, in the type of `like`."""
-    result = torch.empty_like(like)
-    advantage = advantage.to(like.dtype).unsqueeze(-1)
-    for rows in row_blocks(like):
-        result[rows].copy_(shown[rows].view(torch.uint8)).mul_(advantage[rows])
-    return result
+    ones_and_zeros = torch.empty_like(like).copy_(shown.view(torch.uint8))  # faster than a choice by the mask
+    return ones_and_zeros.mul_(advantage.to(like.dtype).unsqueeze(-1))
 
 
 def row_mean(values: Float[Tensor, " batch"], valid_rows: Bool[Tensor, " batch"] | None) -> Float[Tensor, ""]:
