@@ -21,7 +21,7 @@ from skyrl.train.dataset.preprocess import compute_prompt_mini_batch_boundaries
 from skyrl.train.evaluate import evaluate
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 from skyrl.train.stages.advantage import add_advantages, apply_kl_penalty
-from skyrl.train.stages.assemble import assemble
+from skyrl.train.stages.assemble import assemble, require_rollout_logprobs
 from skyrl.train.stages.feed import PromptFeed, Prompts
 from skyrl.train.stages.persist import PersistStage
 from skyrl.train.stages.report import StepReport, log_rollouts, record_step, record_unfinished_step, reward_metrics
@@ -348,6 +348,7 @@ class RayPPOTrainer:
     def convert_to_training_input(self, generator_output: GeneratorOutput, uids: list[str]) -> TrainingInputBatch:
         """Make padded tensors, say where the mini-batches lie, and pad the rows to the data-parallel sizes."""
         batch = assemble(generator_output, uids, pad_token_id=self.tokenizer.pad_token_id)
+        require_rollout_logprobs(batch, self.cfg.trainer.algorithm)
         num_prompts = len(dict.fromkeys(uids))
         for role in self.roles:
             mini = min(getattr(self.cfg.trainer, f"{role}_mini_batch_size"), num_prompts)

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from skyrl.algorithms.off_policy import is_active
+from skyrl.algorithms.policy_losses.registry import PolicyLossRegistry, holds
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.errors import ConfigError
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
 from skyrl.train.generators.base import GeneratorOutput
@@ -57,6 +60,28 @@ def assemble(
         batch.metadata["is_last_step"] = list(is_last_step)
     _add_row_scores(batch, output)
     return batch
+
+
+def require_rollout_logprobs(batch: TrainingInputBatch, algorithm: AlgorithmConfig) -> None:
+    """Refuse a batch without the sampler's log-probs, before any forward pass, if the learning rule reads them.
+
+    Raises:
+        ConfigError: Names the setting that does; the generator returned no `rollout_logprobs`.
+    """
+    if batch.get("rollout_logprobs") is not None:
+        return
+    name = algorithm.policy_loss_type
+    needs = {
+        "off_policy_correction": is_active(algorithm.off_policy_correction),
+        f"policy_loss_type={name}": holds(PolicyLossRegistry.traits(name).needs_rollout_logprobs, algorithm),
+        "score_centering.enabled=true": algorithm.score_centering.enabled,
+    }
+    for setting, reads in needs.items():
+        if reads:
+            raise ConfigError(
+                f"trainer.algorithm.{setting} needs the sampler's log-probs, but the generator returned no "
+                "rollout_logprobs; set generator.sampling_params.logprobs=1 and let a generator of your own return them"
+            )
 
 
 def _add_row_scores(batch: TrainingInputBatch, output: GeneratorOutput) -> None:

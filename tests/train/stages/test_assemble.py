@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from skyrl.config.algorithm import AlgorithmConfig, CISPOConfig, OffPolicyCorrectionConfig, ScoreCenteringConfig
 from skyrl.errors import ConfigError
-from skyrl.train.stages.assemble import assemble, token_level_rewards
+from skyrl.train.stages.assemble import assemble, require_rollout_logprobs, token_level_rewards
 
 
 def output(**changes):
@@ -116,3 +117,26 @@ def test_without_parts_and_baselines_there_are_no_columns():
     batch = assemble(output(reward_components=None, baseline_scores=None), ["a", "b"], pad_token_id=0)
     assert not {"reward_components", "baseline_scores"} & batch.keys()
     assert "reward_names" not in batch.metadata
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"off_policy_correction": OffPolicyCorrectionConfig(outlier_token_is_threshold_high=2.0)}, "off_policy_corr"),
+        ({"policy_loss_type": "rollout_is"}, "policy_loss_type=rollout_is"),
+        ({"policy_loss_type": "cispo", "cispo": CISPOConfig(cispo_anchor="rollout")}, "policy_loss_type=cispo"),
+        ({"policy_loss_type": "reinforce", "score_centering": ScoreCenteringConfig(enabled=True)}, "score_centering"),
+    ],
+)
+def test_what_reads_the_samplers_log_probs_is_refused_without_them(changes, setting):
+    algorithm = AlgorithmConfig(**changes)
+    with pytest.raises(ConfigError, match=rf"trainer\.algorithm\.{setting}.*no rollout_logprobs.*logprobs=1"):
+        require_rollout_logprobs(assemble(output(rollout_logprobs=None), ["a", "b"], pad_token_id=0), algorithm)
+    require_rollout_logprobs(assemble(output(), ["a", "b"], pad_token_id=0), algorithm)
+
+
+@pytest.mark.parametrize("loss", ["regular", "dppo", "cispo", "reinforce"])
+def test_other_losses_train_without_the_samplers_log_probs(loss):
+    batch = assemble(output(rollout_logprobs=None), ["a", "b"], pad_token_id=0)
+    require_rollout_logprobs(batch, AlgorithmConfig(policy_loss_type=loss))
+    assert "rollout_logprobs" not in batch
