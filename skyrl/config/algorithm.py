@@ -180,7 +180,7 @@ class AlgorithmConfig(BaseConfig):
     lambd: float = 1.0
     """Lambda of GAE."""
     gamma: float = 1.0
-    """Discount per token of GAE and REINFORCE++."""
+    """Discount per token of ``gae`` and ``reinforce++``, per turn of ``turn_level``."""
     eps_clip_low: float = 0.2
     """The ratio is clipped from below at 1 minus this."""
     eps_clip_high: float = 0.2

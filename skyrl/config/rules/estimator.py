@@ -74,6 +74,16 @@ def _check_rewards(algorithm: AlgorithmConfig, facts: EstimatorFacts) -> None:
             f"{_NAME}={name} reads the named parts of the rewards, which {_KEY}.overlong_buffer_len={length} does not "
             "change; set it to null, or let the environment name the length as a part"
         )
+    filters = {
+        f"dynamic_sampling.type={algorithm.dynamic_sampling.type}": algorithm.dynamic_sampling.type is not None,
+        "zero_variance_filter=true": algorithm.zero_variance_filter,
+    }
+    for setting, is_on in filters.items():
+        if is_on and facts.learns_from_equal_sums:
+            logger.warning(
+                "%s=%s may learn from groups whose rollouts have equal sums of rewards, and %s.%s drops those",
+                *(_NAME, name, _KEY, setting),
+            )
 
 
 def _check_baseline(name: str, generator: GeneratorConfig) -> None:

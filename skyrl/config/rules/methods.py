@@ -36,6 +36,8 @@ class EstimatorFacts:
     """It reads the rewards after the punishment of long responses."""
     bare_alone: bool = False
     """A row without others of its prompt gets its reward as its advantage, without a baseline."""
+    learns_from_equal_sums: bool = False
+    """It compares in the group, or with a rollout of the prompt, but may give advantages where all sums are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +69,14 @@ ESTIMATORS: Mapping[str, EstimatorFacts] = MappingProxyType(
         "reinforce++": EstimatorFacts(outcome=False),
         "maxrl": EstimatorFacts(bare_alone=True),
         "opo": EstimatorFacts(zero_alone=True),
-        "remax": EstimatorFacts(needs_baseline=True),
+        "remax": EstimatorFacts(needs_baseline=True, learns_from_equal_sums=True),
         "gpg": EstimatorFacts(zero_alone=True),
         "pass_at_k": EstimatorFacts(takes_kl=False),  # it only asks whether the sum is above 0
         "liteppo": EstimatorFacts(zero_alone=True),
-        "gdpo": EstimatorFacts(zero_alone=True, takes_kl=False, takes_punishment=False),  # reads components alone
-        "turn_level": EstimatorFacts(outcome=False, zero_alone=True),
+        "gdpo": EstimatorFacts(  # reads components alone
+            zero_alone=True, takes_kl=False, takes_punishment=False, learns_from_equal_sums=True
+        ),
+        "turn_level": EstimatorFacts(outcome=False, zero_alone=True, learns_from_equal_sums=True),
         "no_op": EstimatorFacts(outcome=False),
     }
 )

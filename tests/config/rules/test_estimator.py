@@ -74,6 +74,16 @@ def test_the_punishment_of_long_responses_does_not_reach_parts_of_the_reward():
     check("pass_at_k", long)
 
 
+@pytest.mark.parametrize("setting", ["dynamic_sampling.type=filter", "zero_variance_filter=true"])
+@pytest.mark.parametrize("name", ["gdpo", "remax", "turn_level"])
+def test_a_filter_by_sums_of_rewards_that_drops_what_could_be_learnt_is_pointed_out(name: str, setting: str, caplog):
+    check("grpo", f"trainer.algorithm.{setting}")
+    check(name)
+    assert caplog.text == ""
+    check(name, f"trainer.algorithm.{setting}")
+    assert f"advantage_estimator={name} may learn" in caplog.text and f"algorithm.{setting} drops" in caplog.text
+
+
 def test_gae_needs_a_critic():
     check("gae", has_critic=True)
     with pytest.raises(ConfigError, match=r"advantage_estimator=gae needs a critic, but .*critic\.model\.path=null"):
