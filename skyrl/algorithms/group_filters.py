@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from skyrl.algorithms.groups import number_groups
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpread:
@@ -63,9 +65,13 @@ def group_spread(
     """Measure the spread of each group over its live rows; what a dead row holds does not matter.
 
     Raises:
-        ValueError: A live score is NaN or infinite; names the row.
+        ValueError: A live score is NaN or infinite; names the row. Or shapes differ.
     """
-    scores, index, num_groups = scores.double(), _first_seen_index(uids), len(set(uids))
+    index, num_groups = number_groups(uids)
+    for name, shape in {"live": tuple(live.shape), "uids": tuple(index.shape)}.items():
+        if shape != tuple(scores.shape):
+            raise ValueError(f"{name} has shape {shape} but scores has shape {tuple(scores.shape)}; they must agree")
+    scores = scores.double()
     broken = (live & ~scores.isfinite()).nonzero()
     if len(broken):
         row = int(broken[0])
@@ -159,13 +165,6 @@ def rows_of_groups(index: Int[Tensor, " batch"], groups: Int[Tensor, " chosen"])
     lengths = sizes[groups]
     start = lengths.cumsum(0) - lengths
     return by_group[torch.arange(int(lengths.sum())) + (first - start).repeat_interleave(lengths)]
-
-
-def _first_seen_index(uids: Sequence[str] | np.ndarray) -> Int[Tensor, " batch"]:
-    _, first, inverse = np.unique(np.asarray(uids), return_index=True, return_inverse=True)
-    place = np.empty(len(first), dtype=np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    return torch.from_numpy(place[inverse.reshape(-1)])
 
 
 def _fresh_uids(

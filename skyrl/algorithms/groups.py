@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+def number_groups(uids: Sequence[Hashable] | np.ndarray | Tensor) -> tuple[Int[Tensor, " batch"], int]:
+    """Number the groups in the order of their first rows; return the group of each row, and how many there are.
+
+    A uid is anything hashable.
+
+    Raises:
+        ValueError: A row has no uid (None): it would be put into one group with all such rows.
+    """
+    names = uids.tolist() if isinstance(uids, np.ndarray | Tensor) else uids
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    if None in numbers:
+        raise ValueError(f"row {list(names).index(None)} has no uid (None); name the prompt of every row")
+    return torch.tensor(list(map(numbers.__getitem__, names)), dtype=torch.int64), len(numbers)
+
+
 def group_index(
-    uids: Sequence[str] | np.ndarray, valid_rows: Bool[Tensor, " batch"] | None = None
+    uids: Sequence[Hashable] | np.ndarray, valid_rows: Bool[Tensor, " batch"] | None = None
 ) -> tuple[Int[Tensor, " batch"], int]:
     """Number the groups.
 
@@ -24,11 +39,10 @@ def group_index(
     Returns:
         The group of each row, from 0, and how many groups there are.
     """
-    names, index = np.unique(np.asarray(uids), return_inverse=True)
-    groups = torch.from_numpy(index.reshape(-1).astype(np.int64))
+    groups, count = number_groups(uids)
     if valid_rows is None:
-        return groups, len(names)
-    return torch.where(valid_rows, groups.to(valid_rows.device), len(names)), len(names) + 1
+        return groups, count
+    return torch.where(valid_rows, groups.to(valid_rows.device), count), count + 1
 
 
 def group_sum(

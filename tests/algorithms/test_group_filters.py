@@ -51,6 +51,18 @@ def test_a_group_with_one_live_row_or_none_is_kept():
     assert masked([1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"], [True, False, False, False]) == ([False] * 4, 0)
 
 
+@pytest.mark.parametrize(("name", "live", "uids"), [("live", 2, "aab"), ("uids", 3, "aa")])
+def test_a_wrong_number_of_rows_is_named(name, live, uids):
+    with pytest.raises(ValueError, match=rf"{name} has shape \(2,\) but scores has shape \(3,\)"):
+        zero_variance_rows(torch.zeros(3), torch.ones(live, dtype=torch.bool), list(uids))
+
+
+def test_a_uid_may_be_anything_hashable():
+    assert masked([1, 1, 0, 1], [("a", 1), ("a", 1), 5, 5]) == ([True, True, False, False], 1)
+    with pytest.raises(ValueError, match="row 2 has no uid"):
+        masked([1, 1, 0], ["a", "a", None])
+
+
 def test_what_a_dead_row_holds_never_matters():
     assert masked([1.0, NAN, 0.0, 1.0, 1.0, INF], list("aaabbb"), [True, False, True, True, True, False]) == (
         [False] * 3 + [True] * 3,

@@ -2,12 +2,13 @@
 
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyrl.algorithms.groups import group_index, group_stats, group_sum
+from skyrl.algorithms.groups import group_index, group_stats, group_sum, number_groups
 
 
 def test_rows_of_one_uid_have_one_number():
@@ -47,3 +48,31 @@ def test_statistics_agree_with_a_loop(rows):
         assert stats.centred[i].item() == pytest.approx(scores[i] - statistics.fmean(group), abs=1e-9)
         expected = statistics.stdev(group) if len(group) > 1 else 0.0
         assert stats.std[i].item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "uids",
+    [
+        [7, 7, 8, 7],
+        [("a", 1), ("a", 1), ("a", 2), ("a", 1)],
+        ["1", "1", 1, "1"],
+        ("x", "x", "y", "x"),
+        np.array([3, 3, 5, 3]),
+        np.array(["a", "a", "b", "a"], dtype=object),
+        torch.tensor([0, 0, 9, 0]),
+    ],
+)
+def test_anything_hashable_names_a_group(uids):
+    groups, count = number_groups(uids)
+    assert (groups.tolist(), count) == ([0, 0, 1, 0], 2)
+
+
+def test_no_rows_are_no_groups():
+    groups, count = number_groups([])
+    assert (groups.tolist(), groups.dtype, count) == ([], torch.int64, 0)
+
+
+@pytest.mark.parametrize("uids", [["a", None, None], np.array(["a", None], dtype=object)])
+def test_a_row_without_a_uid_is_named(uids):
+    with pytest.raises(ValueError, match="row 1 has no uid"):
+        number_groups(uids)
