@@ -6,6 +6,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.signatures import require_shape
 
 
 def critic_loss(
@@ -32,7 +33,14 @@ def critic_loss(
     Returns:
         The scalar loss, and the means over trained tokens `values_mean` and `values_clipfrac`, the share whose
         clipped error is the larger.
+
+    Raises:
+        ValueError: A tensor has another shape than `values`.
     """
+    others = {"old_values": old_values, "returns": returns, "loss_mask": loss_mask, "loss_weights": loss_weights}
+    for name, tensor in others.items():
+        if tensor is not None:
+            require_shape(name, tensor, "values", values)
     values = hide(values, loss_mask)
     free = (values - returns).square()
     if value_clip:

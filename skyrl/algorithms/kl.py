@@ -5,6 +5,7 @@ Schulman, "Approximating KL divergence" (2020), names the estimators.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide
+from skyrl.algorithms.signatures import require_shape
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.rules.choices import require_choice
 from skyrl.errors import ConfigError
@@ -51,8 +53,12 @@ def compute_approx_kl(
 
     Raises:
         ConfigError: The estimator has no such name.
+        ValueError: A tensor has another shape than `log_probs`.
     """
     require_choice("trainer.algorithm.kl_estimator_type", kl_estimator_type, KL_ESTIMATORS)
+    require_shape("log_probs_base", log_probs_base, "log_probs", log_probs)
+    if loss_mask is not None:
+        require_shape("loss_mask", loss_mask, "log_probs", log_probs)
     kl = _ESTIMATORS[kl_estimator_type](hide(log_probs - log_probs_base, loss_mask))
     return kl if loss_mask is None else kl * loss_mask
 
@@ -107,9 +113,21 @@ class AdaptiveKLController:
         Args:
             current: Mean KL of the batch in nats.
             n_steps: Rows in the batch.
+
+        Raises:
+            ValueError: The KL is NaN, or the batch is so large beside the horizon that the coefficient would fall to
+                0 or below, where it can never rise again.
         """
+        if math.isnan(current):
+            raise ValueError("the mean KL of the batch is NaN; no coefficient follows from it")
         error = min(max(current / self.target - 1.0, -0.2), 0.2)
-        self.value *= 1.0 + error * n_steps / self.horizon
+        factor = 1.0 + error * n_steps / self.horizon
+        if factor <= 0.0:
+            raise ConfigError(
+                f"trainer.algorithm.kl_ctrl.horizon={self.horizon} is too small for {n_steps} rows in a step: the "
+                f"coefficient would be multiplied by {factor:g}; set it to at least the rows of a step, such as 10000"
+            )
+        self.value *= factor
 
     def state_dict(self) -> dict[str, float]:
         """Return the coefficient."""

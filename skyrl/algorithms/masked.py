@@ -48,9 +48,31 @@ def weighted_sum(
     """
     if weights is None and (mask is None or mask.dtype == torch.bool):
         return hide(values, mask).sum()
-    factors = weights if mask is None else mask if weights is None else weights * mask
-    assert factors is not None
+    factors = _factors(mask, weights)
     return (torch.where(factors.bool(), values, 0.0) * factors).sum()
+
+
+def _factors(mask: Tensor | None, weights: Tensor | None) -> Tensor:
+    """Return w·m, where a weight that the mask hides may be NaN; one of the two is given."""
+    if weights is None:
+        assert mask is not None
+        return mask
+    if mask is None:
+        return weights
+    shown = hide(weights, mask)
+    return shown if mask.dtype == torch.bool else shown * mask
+
+
+def masked_max(values: Float[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Return the largest value that the mask shows; -inf where it shows none."""
+    if not values.numel():
+        return values.new_full((), -torch.inf)
+    return torch.where(mask.bool(), values, -torch.inf).amax()
+
+
+def masked_min(values: Float[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Return the least value that the mask shows; +inf where it shows none."""
+    return -masked_max(-values, mask)
 
 
 def masked_mean(

@@ -66,3 +66,11 @@ def test_the_loss_agrees_with_a_loop(cells, clip):
     assert loss.item() == pytest.approx(total, rel=1e-9, abs=1e-12)
     shown = sum(cell[3] for cell in cells)
     assert metrics["values_clipfrac"].item() == pytest.approx(clipped_count / max(1, shown))
+
+
+@pytest.mark.parametrize("name", ["old_values", "returns", "loss_mask", "loss_weights"])
+@pytest.mark.parametrize("shape", [(2, 1), (3,), (2, 4)])
+def test_a_wrong_shape_is_named_and_not_broadcast(name, shape):
+    arguments = {key: torch.zeros(2, 3) for key in ("values", "old_values", "returns", "loss_mask", "loss_weights")}
+    with pytest.raises(ValueError, match=rf"{name} has shape .* but values has shape \(2, 3\)"):
+        critic_loss(**(arguments | {name: torch.zeros(shape)}))

@@ -1,6 +1,7 @@
 """KL estimators and controllers."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -126,3 +127,29 @@ def test_the_adaptive_coefficient_survives_a_checkpoint():
     for controller in (saved, resumed):
         controller.update(0.05, 100)
     assert resumed.value == saved.value
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3,), (1, 4)])
+def test_a_wrong_shape_is_named_and_not_broadcast(shape):
+    text = rf"{re.escape(str(shape))} but log_probs has shape \(1, 3\)"
+    with pytest.raises(ValueError, match=f"log_probs_base has shape {text}"):
+        compute_approx_kl(LOG_PROBS, torch.zeros(shape), None, "k1")
+    with pytest.raises(ValueError, match=f"loss_mask has shape {text}"):
+        compute_approx_kl(LOG_PROBS, BASE, torch.ones(shape), "k1")
+
+
+def test_a_nan_never_becomes_the_coefficient():
+    controller = AdaptiveKLController(0.1, target=0.1, horizon=100)
+    with pytest.raises(ValueError, match="KL of the batch is NaN"):
+        controller.update(math.nan, 10)
+    assert controller.value == 0.1
+
+
+def test_a_horizon_that_would_end_the_penalty_for_good_is_refused():
+    """e = -0.2 and 500 rows: the factor is 1 - 0.2·500/100 = 0."""
+    controller = AdaptiveKLController(0.1, target=0.1, horizon=100)
+    with pytest.raises(ConfigError, match="horizon=100 is too small for 500 rows"):
+        controller.update(0.0, 500)
+    assert controller.value == 0.1
+    controller.update(0.0, 499)
+    assert controller.value == pytest.approx(0.1 * 0.002)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from skyrl.algorithms import masked
 from skyrl.algorithms.masked import (
     hide,
+    masked_max,
     masked_mean,
+    masked_min,
     masked_moments,
     masked_var,
     masked_whiten,
@@ -108,3 +110,24 @@ def test_whitening_passes_a_gradient_on():
     values = torch.tensor([[1.0, 2.0, 5.0, 4.0]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1, 1, 0, 1]])
     assert torch.autograd.gradcheck(lambda x: masked_whiten(x, mask), values)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.float32])
+def test_a_hidden_weight_reaches_nothing(bad, mask_dtype):
+    values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    total = weighted_sum(values, torch.tensor([1, 0, 1]).to(mask_dtype), torch.tensor([0.5, bad, 0.25]))
+    total.backward()
+    assert total.item() == 0.5 + 0.75
+    assert values.grad.tolist() == [0.5, 0.0, 0.25]
+
+
+def test_extremes_are_those_of_what_the_mask_shows():
+    values, mask = torch.tensor([[3.0, NAN, -2.0, INF]]), torch.tensor([[1, 0, 1, 0]])
+    assert (masked_max(values, mask).item(), masked_min(values, mask).item()) == (3.0, -2.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (2, 3)])
+def test_extremes_of_nothing_are_infinite(shape):
+    nothing = torch.full(shape, NAN), torch.zeros(shape)
+    assert (masked_max(*nothing).item(), masked_min(*nothing).item()) == (-INF, INF)

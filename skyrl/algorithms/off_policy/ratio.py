@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide
+from skyrl.algorithms.masked import hide, masked_max, masked_min
 from skyrl.algorithms.mean import Mean, MetricValue
 from skyrl.algorithms.signatures import require_shape
 
@@ -50,13 +50,16 @@ def bounded_exp(log_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def ratio_metrics(
     diff: Float[Tensor, "batch response"], trained: Bool[Tensor, "batch response"]
 ) -> dict[str, MetricValue]:
-    """Mean, mean square, maximum and minimum of ρ over the trained tokens, as `is_ratio_*`."""
+    """Mean, mean square, maximum and minimum of ρ over the trained tokens, as `is_ratio_*`.
+
+    Without a trained token the last two are -inf and inf, which the workers' `MetricBuffer` takes for no value.
+    """
     ratio = bounded_exp(diff)
     return {
         "is_ratio_mean": Mean.over(ratio, trained),
         "is_ratio_sq_mean": Mean.over(ratio.square(), trained),
-        "is_ratio_max": torch.where(trained, ratio, -torch.inf).amax(),
-        "is_ratio_min": torch.where(trained, ratio, torch.inf).amin(),
+        "is_ratio_max": masked_max(ratio, trained),
+        "is_ratio_min": masked_min(ratio, trained),
     }
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.masked import hide, masked_max, masked_mean, masked_min, weighted_sum
 from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
@@ -63,11 +63,10 @@ def cispo_loss(
 def _ratio_metrics(ratio: Tensor, clamped: Tensor, loss_mask: Tensor | None) -> dict[str, Tensor]:
     trained = torch.ones_like(ratio, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     any_trained = trained.any()
-    highest, lowest = torch.where(trained, ratio, -torch.inf).max(), torch.where(trained, ratio, torch.inf).min()
     return {
         "clip_ratio": masked_mean(as_numbers(ratio != clamped, ratio), loss_mask),
         "cispo/ratio_mean": masked_mean(ratio, loss_mask),
         "cispo/ratio_clamped_mean": masked_mean(clamped, loss_mask),
-        "cispo/ratio_max": torch.where(any_trained, highest, 0.0),
-        "cispo/ratio_min": torch.where(any_trained, lowest, 0.0),
+        "cispo/ratio_max": torch.where(any_trained, masked_max(ratio, trained), 0.0),
+        "cispo/ratio_min": torch.where(any_trained, masked_min(ratio, trained), 0.0),
     }

@@ -36,6 +36,24 @@ def check_algorithm(algorithm: AlgorithmConfig, *, step_wise: bool = False) -> N
     _check_correction_ranges(algorithm.off_policy_correction)
 
 
+def check_kl_horizon(algorithm: AlgorithmConfig, rows: int) -> None:
+    """Check that an adaptive KL coefficient cannot fall to 0, from where it never rises.
+
+    Args:
+        algorithm: `trainer.algorithm`.
+        rows: Rollouts of a step. The coefficient is multiplied by 1 - 0.2 * rows / horizon at the least.
+
+    Raises:
+        ConfigError: the horizon is too small for so many rows.
+    """
+    control = algorithm.kl_ctrl
+    if algorithm.use_kl_in_reward and control.type == "adaptive" and control.horizon * 5 <= rows:
+        raise ConfigError(
+            f"{_KEY}.kl_ctrl.horizon={control.horizon}: must be above {rows // 5}, a fifth of the {rows} rollouts of a "
+            f"step, or the KL coefficient could fall to 0 for good; set it to {max(10_000, rows)}"
+        )
+
+
 def _check_reduction(algorithm: AlgorithmConfig, step_wise: bool) -> None:
     key, name = f"{_KEY}.loss_reduction", algorithm.loss_reduction
     require_choice(key, name, LOSS_REDUCTIONS)

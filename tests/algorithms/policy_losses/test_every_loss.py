@@ -5,7 +5,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from skyrl.algorithms.policy_losses import PolicyLossRegistry, reads_old_log_probs
+from skyrl.algorithms.policy_losses import PolicyLossRegistry, compute_policy_loss, reads_old_log_probs
 from skyrl.algorithms.policy_losses.registry import holds
 from skyrl.config.algorithm import AlgorithmConfig, CISPOConfig, ClipCovConfig, DPPOConfig
 from tests.algorithms.policy_losses.ragged import Batch, make_batch
@@ -57,6 +57,34 @@ def test_a_masked_value_leaks_into_nothing(name, bad, mask_type):
         assert {key: value.item() for key, value in dirty_metrics.items()} == {
             key: value.item() for key, value in metrics.items()
         }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_masked_weight_leaks_into_nothing(name, bad):
+    batch = clean_batch()
+    loss, _, gradient = call(name, batch.tensors, batch.weights)
+    dirty_loss, _, dirty_gradient = call(name, batch.tensors, batch.weights.masked_fill(~batch.trained, bad))
+    assert dirty_loss.item() == loss.item()
+    assert torch.equal(dirty_gradient, gradient)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
+@pytest.mark.parametrize("correct", [False, True])
+def test_a_micro_batch_without_a_token_gives_zero(name, shape, correct):
+    config = AlgorithmConfig(loss_reduction="sequence_mean")
+    if correct and PolicyLossRegistry.traits(name).correctable:
+        config.off_policy_correction.sequence_mask_metric = "product"
+    log_probs = torch.zeros(shape, requires_grad=True)
+    others = dict.fromkeys(("old_log_probs", "advantages", "loss_mask", "rollout_logprobs"), torch.zeros(shape))
+    loss, metrics = compute_policy_loss(name, log_probs=log_probs, config=config, **others)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert log_probs.grad.shape == shape
+    for metric, value in metrics.items():
+        of_nothing = metric in {"is_ratio_max", "is_ratio_min"}
+        assert torch.as_tensor(value.item()).isfinite() != of_nothing
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from skyrl.algorithms.kl import compute_approx_kl
-from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.masked import hide, masked_max, masked_mean, masked_min, weighted_sum
 from skyrl.algorithms.off_policy.correction import WEIGHT
 from skyrl.algorithms.policy_losses import compute_policy_loss
 from skyrl.algorithms.score_centering import SamplerHead
@@ -182,8 +182,8 @@ def add_diagnostics(rows: PolicyRows, log_probs: Tensor, entropy: Tensor, metric
         gap = gap.abs()
         metrics.add_mean(f"{GAP}_mean", gap.sum(), count)
         metrics.add_mean(f"{GAP}_sq_mean", gap.square().sum(), count)
-        metrics.add_max(f"{GAP}_max", torch.where(trained, gap, -torch.inf).max())
-        metrics.add_min(f"{GAP}_min", torch.where(trained, gap, torch.inf).min())
+        metrics.add_max(f"{GAP}_max", masked_max(gap, trained))
+        metrics.add_min(f"{GAP}_min", masked_min(gap, trained))
 
 
 def finish_policy_metrics(metrics: dict[str, float]) -> dict[str, float]:
