@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from skyrl.errors import ConfigError
+
 _BY_NAME = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 
-@lru_cache(maxsize=256)
 def named_keywords(function: Callable[..., Any]) -> frozenset[str]:
     """Return the parameters that a function names and that can be passed by keyword."""
     return frozenset(
@@ -20,7 +20,6 @@ def named_keywords(function: Callable[..., Any]) -> frozenset[str]:
     )
 
 
-@lru_cache(maxsize=256)
 def _takes_any(function: Callable[..., Any]) -> bool:
     parameters = inspect.signature(function).parameters.values()
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
@@ -30,6 +29,39 @@ def accepted_keywords(function: Callable[..., Any], offered: Iterable[str]) -> l
     """Return which of the offered names a call may pass: those it names, or all where it takes `**kwargs`."""
     named, takes_any = named_keywords(function), _takes_any(function)
     return [name for name in offered if takes_any or name in named]
+
+
+def require_call(
+    what: str,
+    function: Callable[..., Any],
+    positional: Sequence[str],
+    offered: Sequence[str],
+    opt_in: Sequence[str],
+) -> None:
+    """Refuse a function that the library could not call.
+
+    Args:
+        what: Begins the error.
+        function: A user's.
+        positional: Names of what comes first, by position.
+        offered: Keywords for those that take them.
+        opt_in: Keywords for those that name them.
+
+    Raises:
+        ConfigError: It wants fewer or more than it would get; names both.
+    """
+    try:
+        named, signature = named_keywords(function), inspect.signature(function)
+    except ValueError:  # some builtins have none: the call itself will tell
+        return
+    keywords = [*accepted_keywords(function, offered), *(name for name in opt_in if name in named)]
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        raise ConfigError(
+            f"{what} takes {signature}, but it is called as ({', '.join(positional)}, *, {', '.join(offered)}) and "
+            f"may name {', '.join(opt_in)}: {error}"
+        ) from error
 
 
 def require_shape(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import difflib
 import logging
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.rules.algorithm import check_algorithm
+from skyrl.config.rules.algorithm import check_algorithm, check_kl_horizon
 from skyrl.config.rules.batches import check_batches, uses_critic
 from skyrl.config.rules.correction import check_correction
 from skyrl.config.rules.engine import check_engine, check_engine_urls, check_engine_with_trainer
@@ -113,6 +112,7 @@ def check_algorithm_names(cfg: SkyRLTrainConfig, *, names_may_follow: bool = Fal
     """
     algorithm, generator = cfg.trainer.algorithm, cfg.generator
     check_algorithm(algorithm, step_wise=generator.step_wise_trajectories)
+    check_kl_horizon(algorithm, cfg.trainer.train_batch_size * generator.n_samples_per_prompt)
     try:
         estimator, loss = _estimator_facts(algorithm.advantage_estimator), _loss_facts(algorithm)
     except UnknownNameError as error:
@@ -139,7 +139,7 @@ def _estimator_facts(name: str) -> EstimatorFacts:
     from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
 
     _require_registered("trainer.algorithm.advantage_estimator", name, AdvantageEstimatorRegistry)
-    if name in ESTIMATORS and _is_built_in(AdvantageEstimatorRegistry.get(name)):
+    if name in ESTIMATORS and AdvantageEstimatorRegistry.is_built_in(name):
         return ESTIMATORS[name]
     traits = AdvantageEstimatorRegistry.traits(name)
     return EstimatorFacts(
@@ -156,10 +156,9 @@ def _loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     from skyrl.algorithms.signatures import named_keywords
 
     _require_registered("trainer.algorithm.policy_loss_type", name, PolicyLossRegistry)
-    function = PolicyLossRegistry.get(name)
-    if name in LOSSES and _is_built_in(function):
+    if name in LOSSES and PolicyLossRegistry.is_built_in(name):
         return loss_facts(algorithm)
-    traits, keywords = PolicyLossRegistry.traits(name), named_keywords(function)
+    traits, keywords = PolicyLossRegistry.traits(name), named_keywords(PolicyLossRegistry.get(name))
     return LossFacts(
         needs_rollout_logprobs=holds(traits.needs_rollout_logprobs, algorithm),
         correctable=traits.correctable,
@@ -169,10 +168,6 @@ def _loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     )
 
 
-def _is_built_in(function: Callable[..., Any]) -> bool:
-    return function.__module__.startswith("skyrl.algorithms.")
-
-
 def _require_registered(key: str, name: str, registry: Registry[Any, Any]) -> None:
     known = registry.list_available()
     if name in known:
@@ -180,6 +175,5 @@ def _require_registered(key: str, name: str, registry: Registry[Any, Any]) -> No
     close = difflib.get_close_matches(name, known, n=1)
     advice = f"; did you mean {close[0]}?" if close else ""
     raise UnknownNameError(
-        f"{key}={name}: must be one of {', '.join(known)}, or a name that the run's own code registers"
-        f"{advice}"
+        f"{key}={name}: must be one of {', '.join(known)}, or a name that the run's own code registers{advice}"
     )

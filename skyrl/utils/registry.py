@@ -7,6 +7,7 @@ A registry is plain data of one process. The shell ships the user part to other 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import logging
 import pickle
@@ -49,7 +50,8 @@ class Entry(Generic[FunctionT, TraitsT]):
 class Registry(Generic[FunctionT, TraitsT]):
     """Functions of one kind by name.
 
-    A function that is defined inside the package `home` is built in; any other is the user's. Within a
+    A function that is defined inside the package `home` is built in; any other is the user's. `check` gets each name
+    and function, and raises ConfigError for one that could not be called as its kind is. Within a
     process a name is registered once, with two exceptions: a user's function replaces a built-in that is
     marked replaceable, and a local registration replaces one that another process shipped (the same
     decorator ran there, too).
@@ -57,8 +59,16 @@ class Registry(Generic[FunctionT, TraitsT]):
     Example: `losses = Registry("policy loss", home="skyrl.algorithms", default_traits=LossTraits())`.
     """
 
-    def __init__(self, kind: str, *, home: str, default_traits: TraitsT) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        home: str,
+        default_traits: TraitsT,
+        check: Callable[[str, Callable[..., Any]], None] | None = None,
+    ) -> None:
         self.kind = kind
+        self._check = check
         self._home = home
         self._default_traits = default_traits
         self._entries: dict[str, Entry[FunctionT, TraitsT]] = {}
@@ -77,9 +87,13 @@ class Registry(Generic[FunctionT, TraitsT]):
 
         Raises:
             ValueError: The name is taken.
+            ConfigError: The name is no text, or the function is none that returns its result when it is called.
         """
-        key = _key(name)
-        builtin = _is_within(_module_name(function), self._home)
+        key = require_name(self.kind, name)
+        _require_plain_function(f"{self.kind} {key!r}", function)
+        if self._check is not None:
+            self._check(key, function)
+        builtin = self._defines(key, function)
         present = self._entries.get(key)
         if present is not None:
             self._check_replace(key, present, builtin)
@@ -92,6 +106,16 @@ class Registry(Generic[FunctionT, TraitsT]):
         self._entries[key] = entry
         if builtin:
             self._builtins[key] = entry
+
+    def _defines(self, key: str, function: FunctionT) -> bool:
+        """Tell a built-in from a user's function: also from a user's wrapper of one, and from another name for one."""
+        if not _is_within(_module_name(function), self._home) or inspect.unwrap(function) is not function:
+            return False
+        return all(entry.function is not function or name == key for name, entry in self._builtins.items())
+
+    def is_built_in(self, name: str | Enum) -> bool:
+        """Whether the name stands for the library's own function; raises like `get`."""
+        return self._entry(name).origin == "builtin"
 
     def _check_replace(self, key: str, present: Entry[FunctionT, TraitsT], builtin: bool) -> None:
         if builtin or not (present.replaceable or present.origin == "shipped"):
@@ -112,7 +136,7 @@ class Registry(Generic[FunctionT, TraitsT]):
         return self._entry(name).traits
 
     def _entry(self, name: str | Enum) -> Entry[FunctionT, TraitsT]:
-        key = _key(name)
+        key = require_name(self.kind, name)
         if key not in self._entries:
             near = difflib.get_close_matches(key, self._entries, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -145,6 +169,10 @@ class Registry(Generic[FunctionT, TraitsT]):
         """Bring back the built-ins that are missing."""
         for key, entry in self._builtins.items():
             self._entries.setdefault(key, entry)
+
+    def user_functions(self) -> dict[str, FunctionT]:
+        """Return what `export_user_entries` pickles: the functions that are not built in, by name."""
+        return {key: entry.function for key, entry in self._entries.items() if entry.origin != "builtin"}
 
     def sync_with_actor(self) -> None:
         """Complete the local registry. Upstream's name: there is no actor to ask here."""
@@ -182,6 +210,39 @@ class Registry(Generic[FunctionT, TraitsT]):
             self._entries[key] = Entry(function=function, traits=traits, origin="shipped", replaceable=replaceable)
 
 
+def require_name(kind: str, name: object) -> str:
+    """Return the text that a name is or stands for.
+
+    Raises:
+        ConfigError: It is no text, such as a function whose decorator lacks its parentheses.
+    """
+    key = name.value if isinstance(name, Enum) else name
+    if isinstance(key, str) and key:
+        return key
+    if callable(key):
+        shown = getattr(key, "__name__", repr(key))
+        raise ConfigError(f'{kind}: the decorator needs a name in parentheses before {shown}, such as ("{shown}")')
+    raise ConfigError(f"{kind}: a name must be a text that is not empty, got {key!r}")
+
+
+def _require_plain_function(what: str, function: object) -> None:
+    """Refuse what gives no result when it is called.
+
+    Raises:
+        ConfigError: It cannot be called, or its result would be a coroutine or a generator.
+    """
+    if not callable(function):
+        raise ConfigError(f"{what} must be a function, got {function!r}")
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    for kind, is_kind in {
+        "an async function; write it with def, without await": inspect.iscoroutinefunction,
+        "a generator; return the result instead of yielding it": inspect.isgeneratorfunction,
+        "an async generator; write it with def and return": inspect.isasyncgenfunction,
+    }.items():
+        if is_kind(function) or is_kind(call):
+            raise ConfigError(f"{what} is {kind}")
+
+
 def _key(name: str | Enum) -> str:
     return str(name.value) if isinstance(name, Enum) else name
 
@@ -197,6 +258,8 @@ def _is_within(module: str, package: str) -> bool:
 
 def _user_modules(function: Callable[..., Any]) -> list[ModuleType]:
     """Return the loaded modules that share the import root of the function's module, unless it is installed."""
+    while isinstance(function, functools.partial):  # its own module is that of the standard library
+        function = function.func
     module = inspect.getmodule(function)
     root = _import_root(module) if module is not None else None
     if root is None or _is_install_dir(root):

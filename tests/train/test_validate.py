@@ -118,6 +118,16 @@ def test_the_generators_rules_can_run_alone():
         (["trainer.algorithm.advantage_estimator=gae"], r"trainer\.critic\.model\.path"),
         (["trainer.algorithm.kl_estimator_type=k9"], "k1, k2, k3, abs"),
         (["trainer.algorithm.kl_ctrl.type=pid"], "fixed, adaptive"),
+        (
+            [
+                "trainer.algorithm.kl_ctrl.type=adaptive",
+                "trainer.algorithm.kl_ctrl.horizon=1024",
+                "trainer.algorithm.use_kl_in_reward=true",
+                "trainer.algorithm.use_kl_loss=false",
+                "generator.n_samples_per_prompt=5",  # 0.2 * 1024 * 5 = the horizon
+            ],
+            r"kl_ctrl\.horizon=1024: must be above 1024, .* set it to 10000",
+        ),
         (["trainer.algorithm.dynamic_sampling.type=drop"], "filter, replace"),
         (["trainer.algorithm.off_policy_correction.token_mask_is_threshold_low=0.5"], "token_mask_is_threshold_high"),
         (

@@ -14,6 +14,7 @@ import pytest
 from skyrl.algorithms.advantages import AdvantageEstimatorRegistry
 from skyrl.algorithms.policy_losses import PolicyLossRegistry, register_policy_loss
 from skyrl.algorithms.registries import repopulate_all_registries, sync_registries
+from skyrl.config.rules.methods import ESTIMATORS
 from skyrl.errors import ConfigError
 from skyrl.utils.registry import Registry
 
@@ -109,7 +110,7 @@ def test_the_library_s_registries_are_completed():
         AdvantageEstimatorRegistry.reset()
         repopulate_all_registries()
         assert "regular" in PolicyLossRegistry
-        assert AdvantageEstimatorRegistry.list_available() == ["gae", "grpo", "reinforce++", "rloo"]
+        assert set(AdvantageEstimatorRegistry.list_available()) == {*ESTIMATORS}
         PolicyLossRegistry.unregister("regular")
         sync_registries()
         assert "regular" in PolicyLossRegistry
@@ -170,6 +171,78 @@ def test_the_decorator_of_a_loss_keeps_its_flags():
         PolicyLossRegistry.unregister("flagged")
 
 
+@pytest.mark.parametrize("name", [None, 3, ""])
+def test_a_name_is_a_text(name):
+    registry = make_registry()
+    with pytest.raises(ConfigError, match="must be a text that is not empty"):
+        registry.register(name, other)
+    with pytest.raises(ConfigError, match="must be a text that is not empty"):
+        registry.get(name)
+
+
+def test_a_decorator_without_parentheses_is_refused():
+    def mine(log_probs, old_log_probs, advantages):
+        return log_probs.sum()
+
+    with pytest.raises(ConfigError, match=r'needs a name in parentheses before mine, such as \("mine"\)'):
+        register_policy_loss(mine)
+
+
+async def asynchronous(log_probs, old_log_probs, advantages):
+    return log_probs.sum()
+
+
+def yielding(log_probs, old_log_probs, advantages):
+    yield log_probs.sum()
+
+
+async def both(log_probs, old_log_probs, advantages):
+    yield log_probs.sum()
+
+
+class AsyncObject:
+    async def __call__(self, log_probs, old_log_probs, advantages):
+        return log_probs.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (asynchronous, "an async function"),
+        (functools.partial(asynchronous), "an async function"),
+        (AsyncObject(), "an async function"),
+        (yielding, "a generator"),
+        (both, "an async generator"),
+        (3, "must be a function, got 3"),
+        (
+            lambda log_probs, advantages: 0,
+            r"takes \(log_probs, advantages\), but .*too many positional",
+        ),
+        (lambda a, b, c, cfg: 0, "missing a required argument: 'cfg'"),
+    ],
+)
+def test_what_could_not_be_called_as_a_loss_is_refused_at_registration(function, text):
+    with pytest.raises(ConfigError, match=text):
+        register_policy_loss("bad")(function)
+    assert "bad" not in PolicyLossRegistry
+
+
+def test_a_wrapper_of_a_built_in_and_another_name_for_one_are_the_users():
+    @functools.wraps(built_in)
+    def wrapper():
+        return built_in() + ", wrapped"
+
+    registry = make_registry()
+    registry.register("ours", built_in)
+    registry.register("alias", built_in)
+    registry.register("wrapper", wrapper)
+    assert [name for name in registry.list_available() if registry.is_built_in(name)] == ["ours"]
+    receiver = make_registry()
+    receiver.import_user_entries(registry.export_user_entries())
+    assert receiver.get("wrapper")() == "built in, wrapped"
+    assert receiver.list_available() == ["alias", "wrapper"]
+
+
 SCRIPT = """
     import pickle, sys
     import my_package.losses            # a module beside the script registers one
@@ -188,6 +261,7 @@ SCRIPT = """
     pickle.dump(export_user_functions(), open(sys.argv[1], "wb"))
 """
 MODULE = """
+    import functools
     import torch
     from skyrl.algorithms.policy_losses import register_policy_loss
     from my_scale import scaled
@@ -195,6 +269,11 @@ MODULE = """
     @register_policy_loss("in_module", needs_old_logprobs=False)
     def in_module(log_probs, old_log_probs, advantages, config, loss_mask=None):
         return scaled(torch.where(loss_mask.bool(), log_probs * advantages, 0.0)).sum()
+
+    def tuned(log_probs, old_log_probs, advantages, *, factor):
+        return factor * scaled(log_probs).sum()
+
+    register_policy_loss("in_partial")(functools.partial(tuned, factor=3))
 """
 SCALE = """
     FACTOR = 2
@@ -216,9 +295,10 @@ WORKER = """
     loss, _ = compute_policy_loss("in_module", log_probs=ones, old_log_probs=None, advantages=ones, config=config,
                                   loss_mask=ones)
     advantages, _ = compute_advantages_and_returns(ones, ones, ["a", "b"], "in_script", config)
+    tuned, _ = compute_policy_loss("in_partial", log_probs=ones, old_log_probs=ones, advantages=ones, config=config)
     assert not PolicyLossRegistry.traits("in_module").needs_old_logprobs
     assert not any(name.startswith("my_") for name in sys.modules)
-    print(loss.item(), advantages.sum().item())
+    print(loss.item(), advantages.sum().item(), tuned.item())
 """
 
 
@@ -244,4 +324,4 @@ def test_functions_of_a_script_arrive_where_the_script_cannot_be_imported(tmp_pa
         [sys.executable, "worker.py", str(shipped)],
         cwd=elsewhere, env=env, check=True, timeout=120, capture_output=True, text=True,
     )  # fmt: skip
-    assert worker.stdout.split() == ["12.0", "12.0"]
+    assert worker.stdout.split() == ["12.0", "12.0", "36.0"]

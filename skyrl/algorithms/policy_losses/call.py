@@ -95,6 +95,7 @@ def compute_policy_loss(  # noqa: PLR0913 - what losses may ask for
     elif loss_weights is not None:
         advantages = hide(advantages * loss_weights, loss_mask)
     loss, own = _unpack(name_or_fn, function(log_probs, old_log_probs, advantages, **arguments))
+    _require_gradient(name_or_fn, loss, log_probs)
     return loss, metrics | own
 
 
@@ -130,14 +131,52 @@ def _require_inputs(
 def _unpack(
     name_or_fn: str | PolicyLoss, result: Tensor | tuple[Tensor, Mapping[str, MetricValue | float]]
 ) -> tuple[Tensor, dict[str, MetricValue]]:
-    """Bring a bare scalar or float metrics into the one form."""
-    loss, metrics = (result, {}) if isinstance(result, Tensor) else result
+    """Bring a bare scalar or float metrics into the one form.
+
+    Raises:
+        ValueError: It is neither a scalar tensor nor such a scalar and a dict of numbers.
+    """
+    form = "it must return the loss, a scalar tensor, or the loss and a dict of metrics"
+    loss, metrics = result if isinstance(result, tuple | list) and len(result) == 2 else (result, {})
+    if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):
+        raise ValueError(f"policy loss {name_or_fn!r} returned {_described(result)}; {form}")
     if loss.numel() != 1:
         raise ValueError(f"policy loss {name_or_fn!r} returned shape {tuple(loss.shape)}; sum it over tokens")
-    return loss.reshape(()), {name: _without_grad(value, loss.device) for name, value in metrics.items()}
+    return loss.reshape(()), {
+        str(name): _without_grad(name_or_fn, name, value, loss.device) for name, value in metrics.items()
+    }
 
 
-def _without_grad(value: MetricValue | float, device: torch.device) -> MetricValue:
+def _described(result: object) -> str:
+    if isinstance(result, tuple | list):
+        return f"{len(result)} values ({', '.join(type(part).__name__ for part in result)})"
+    return "nothing" if result is None else f"a {type(result).__name__}"
+
+
+def _require_gradient(name_or_fn: str | PolicyLoss, loss: Tensor, log_probs: Tensor) -> None:
+    """Refuse a loss that would train nothing, where gradients are wanted.
+
+    Raises:
+        ValueError: It does not depend on `log_probs`.
+    """
+    if log_probs.requires_grad and torch.is_grad_enabled() and not loss.requires_grad:
+        raise ValueError(
+            f"policy loss {name_or_fn!r} returned a value without gradient; compute it from log_probs, without "
+            "detach(), item() or no_grad()"
+        )
+
+
+def _without_grad(
+    loss_name: str | PolicyLoss, name: str, value: MetricValue | float, device: torch.device
+) -> MetricValue:
     if isinstance(value, Mean):
         return Mean(value.total.detach(), value.count.detach())
-    return torch.as_tensor(value, dtype=torch.float32, device=device).detach()
+    try:
+        number = torch.as_tensor(value, dtype=torch.float32, device=device).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"policy loss {loss_name!r}: metric {name!r} is {value!r}, not a number") from error
+    if number.numel() != 1:
+        raise ValueError(
+            f"policy loss {loss_name!r}: metric {name!r} has shape {tuple(number.shape)}; reduce it to one number"
+        )
+    return number.reshape(())

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from skyrl.algorithms.mean import MetricValue
 from skyrl.algorithms.off_policy import is_active
+from skyrl.algorithms.signatures import require_call
 from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.errors import ConfigError
-from skyrl.utils.registry import Registry
+from skyrl.utils.registry import Registry, require_name
 
 PolicyLoss = Callable[..., Tensor | tuple[Tensor, Mapping[str, MetricValue | float]]]
 LossT = TypeVar("LossT", bound=PolicyLoss)
@@ -50,8 +51,18 @@ class LossTraits:
     """Its ratio is that to the sampler already: truncated importance sampling would count it twice."""
 
 
+OFFERED = ("config", "loss_mask", "rollout_logprobs")
+"""Keywords that a loss gets if it takes them."""
+OPT_IN = ("loss_weights", "support", "topk", "batch")
+"""Keywords that a loss gets if it names them."""
+
+
+def _check_signature(name: str, function: PolicyLoss) -> None:
+    require_call(f"policy loss {name!r}", function, ("log_probs", "old_log_probs", "advantages"), OFFERED, OPT_IN)
+
+
 PolicyLossRegistry: Registry[PolicyLoss, LossTraits] = Registry(
-    "policy loss", home="skyrl.algorithms", default_traits=LossTraits()
+    "policy loss", home="skyrl.algorithms", default_traits=LossTraits(), check=_check_signature
 )
 
 
@@ -101,6 +112,7 @@ def register_policy_loss(
     Raises:
         ValueError: The name is taken.
     """
+    require_name(PolicyLossRegistry.kind, name)
 
     def decorate(function: LossT) -> LossT:
         traits = LossTraits(

@@ -1,5 +1,8 @@
 """How losses are called, built in or a user's."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 import torch
 
@@ -217,3 +220,50 @@ def test_masked_nan_in_every_input_reaches_neither_loss_nor_gradient():
     assert log_probs.grad.isfinite().all()
     assert log_probs.grad[hidden].tolist() == [0.0]
     assert all(torch.tensor(value.item()).isfinite() for value in metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "returned nothing"),
+        (1.5, "returned a float"),
+        ({"loss": LOG_PROBS.sum()}, "returned a dict"),
+        ((LOG_PROBS.sum(), {}, 1), r"returned 3 values \(Tensor, dict, int\)"),
+        (({}, LOG_PROBS.sum()), r"returned 2 values \(dict, Tensor\)"),
+        ((LOG_PROBS.sum(), None), r"returned 2 values \(Tensor, NoneType\)"),
+        ((LOG_PROBS.sum(), {"mine": None}), "metric 'mine' is None, not a number"),
+        ((LOG_PROBS.sum(), {"mine": "high"}), "metric 'mine' is 'high', not a number"),
+        ((LOG_PROBS.sum(), {"mine": LOG_PROBS}), r"metric 'mine' has shape \(2, 2\); reduce it"),
+    ],
+)
+def test_what_a_custom_loss_returns_wrongly_is_named(result, text):
+    with pytest.raises(ValueError, match=text):
+        call(lambda log_probs, old_log_probs, advantages: result)
+
+
+def test_a_list_of_two_and_numbers_of_any_kind_are_fine():
+    loss, metrics = call(lambda logp, *_: [logp.sum(), {"one": np.float64(0.5), "two": torch.tensor([2]), "yes": True}])
+    assert loss.item() == -6.5
+    assert {name: value.item() for name, value in metrics.items()} == {"one": 0.5, "two": 2.0, "yes": 1.0}
+
+
+def test_a_loss_without_gradient_is_refused_where_one_is_wanted():
+    def detached(log_probs, old_log_probs, advantages):
+        return log_probs.detach().sum()
+
+    wanted = LOG_PROBS.clone().requires_grad_()
+    with pytest.raises(ValueError, match="without gradient; compute it from log_probs"):
+        call(detached, log_probs=wanted)
+    with torch.no_grad():
+        assert call(detached, log_probs=wanted)[0].item() == -6.5
+
+
+def test_an_object_that_has_no_hash_can_be_a_loss():
+    @dataclass
+    class Scaled:
+        factor: float
+
+        def __call__(self, log_probs, old_log_probs, advantages, config):
+            return self.factor * log_probs.sum()
+
+    assert call(Scaled(2.0))[0].item() == -13.0

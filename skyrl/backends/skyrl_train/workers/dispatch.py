@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from skyrl.algorithms.policy_losses import PolicyLossRegistry
+from skyrl.algorithms.policy_losses.registry import PolicyLoss
 from skyrl.algorithms.registries import export_user_functions
 from skyrl.backends.skyrl_train import cluster
 from skyrl.backends.skyrl_train.distributed.dispatch import (
@@ -81,7 +82,7 @@ class WorkerDispatch:
         self._client = inference_engine_client
         self._session: WeightSyncSession | None = None
         self._groups: dict[str, PPORayActorGroup] = {}
-        self._known_losses: dict[str, frozenset[str]] = {}
+        self._known_losses: dict[str, dict[str, PolicyLoss]] = {}
         self._on_gpu = cluster.cluster_device_type() == "cuda"
         self._residency = ResidencyTable({})
         roles = {"policy": policy_actor_group, "critic": critic_actor_group, "ref": ref_actor_group}
@@ -94,7 +95,7 @@ class WorkerDispatch:
     def register_actor_group(self, model: str, group: PPORayActorGroup) -> None:
         """Make a role known; it starts offloaded where it shares GPUs."""
         self._groups[model] = group
-        self._known_losses[model] = frozenset(PolicyLossRegistry.list_available())
+        self._known_losses[model] = {}
         shared = self._shared_group_of(model)
         if shared is not None:
             self._residency.add_role(model, shared)
@@ -240,11 +241,11 @@ class WorkerDispatch:
             self._ship_new_losses(model)
 
     def _ship_new_losses(self, model: str) -> None:
-        """Losses that were registered after the group started reach its ranks before they are asked for."""
-        names = frozenset(PolicyLossRegistry.list_available())
-        if not names <= self._known_losses[model]:
+        """Losses that were registered, or registered anew, after the group started reach its ranks before their use."""
+        functions, known = PolicyLossRegistry.user_functions(), self._known_losses[model]
+        if any(known.get(name) is not function for name, function in functions.items()):
             self._group(model).run("pass_through", "import_user_functions", export_user_functions())
-            self._known_losses[model] |= names
+            self._known_losses[model] = functions
 
     def _run_staged(self, model: str, method: str, refs: Sequence[Any], options: dict[str, Any]) -> WorkerOutput:
         group = self._group(model)
