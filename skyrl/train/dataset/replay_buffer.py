@@ -33,6 +33,8 @@ class Experience:
     kl: Float[Tensor, "batch response"] | None = None
     loss_weights: Float[Tensor, "batch response"] | None = None
     valid_rows: Tensor | None = None
+    baseline_scores: Float[Tensor, " batch"] | None = None
+    reward_components: Float[Tensor, "batch rewards"] | None = None
     rollout_expert_indices: Tensor | None = None
     router_padding_mask: Tensor | None = None
     pixel_values: TensorList | None = None
