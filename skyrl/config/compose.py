@@ -26,7 +26,7 @@ from yaml import YAMLError
 from skyrl.config.argv import is_hydra_token, normalise_token, tokens_from_dict
 from skyrl.config.base import BaseConfig
 from skyrl.config.legacy import translate_legacy
-from skyrl.config.presets import explain_missing, join_presets, register_resolvers
+from skyrl.config.presets import explain_missing, explain_preset_token, join_presets, register_resolvers
 from skyrl.config.schema import describe_type, is_declared, structured_node, suggest
 from skyrl.errors import ConfigError
 
@@ -154,10 +154,22 @@ def explain(error: Exception, cls: type[RootConfig], tokens: Iterable[str]) -> C
         return ConfigError(_wrong_type(cause, overrides))
     if isinstance(cause, ConfigTypeError) and "deletion" in str(cause):
         return ConfigError(f"~{cause.full_key}: a declared key cannot be deleted; set it to another value, or null")
+    if (text := explain_preset_token(overrides) or _sweep(overrides)) is not None:
+        return ConfigError(text)
     for override in overrides:
         if override.is_delete() and not is_declared(node, override.key_or_group):
             return ConfigError(_unknown_key(override.key_or_group, node, []))
     return ConfigError(str(error).strip())
+
+
+def _sweep(overrides: Iterable[Override]) -> str | None:
+    """Explain the first token with several values, which Hydra takes for the runs of a sweep."""
+    for override in overrides:
+        if override.is_sweep_override():
+            written = (override.input_line or "").strip()
+            key, _, values = written.partition("=")
+            return f"{written}: a comma outside brackets makes a sweep, which needs --multirun; for a list write '{key}=[{values}]'"
+    return None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

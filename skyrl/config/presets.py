@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
@@ -69,6 +70,19 @@ def _named(token: str) -> list[str] | None:
         return None
     value = override.value()
     return [str(name) for name in value] if isinstance(value, list) else [str(value)]
+
+
+def explain_preset_token(overrides: Sequence[Override]) -> str | None:
+    """Explain a preset that is named without its single plus, or several without brackets."""
+    for override in overrides:
+        if override.key_or_group != PRESET_GROUP:
+            continue
+        written = (override.input_line or "").strip()
+        names = written.partition("=")[2] or "NAME"
+        names = f"[{names}]" if override.is_sweep_override() else names
+        if override.is_sweep_override() or override.is_force_add() or not override.is_add():
+            return f"{written}: presets are added by name; write '+{PRESET_GROUP}={names}'"
+    return None
 
 
 def explain_missing(error: MissingConfigException) -> str | None:

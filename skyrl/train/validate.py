@@ -118,7 +118,7 @@ def check_algorithm_names(cfg: SkyRLTrainConfig, *, names_may_follow: bool = Fal
     except UnknownNameError as error:
         if not names_may_follow:
             raise
-        logger.warning("%s. The run ends before it starts servers unless its own code registers it", error)
+        logger.warning("%s (the run ends before it starts servers unless its own code registers that name)", error)
         return
     check_estimator(algorithm, estimator, generator, has_critic=uses_critic(cfg.trainer))
     check_correction(algorithm, loss, logprobs=generator.sampling_params.logprobs)

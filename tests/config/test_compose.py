@@ -26,7 +26,7 @@ def compose(*tokens: str) -> SkyRLTrainConfig:
         ("data.train_data=abc", "data.train_data=abc: must be a list of texts"),
         ("trainer=3", "trainer=3: must be a group of settings"),
         ("+recipe=nosuch", "quickstart"),
-        ("trainer.seed=1,2", "multirun"),
+        ("trainer.seed=1,2", r"^trainer\.seed=1,2: .* needs --multirun; .* 'trainer\.seed=\[1,2\]'$"),
     ],
 )
 def test_a_wrong_override_is_explained(token: str, message: str):

@@ -216,6 +216,22 @@ def test_an_unknown_preset_lists_the_others_and_suggests_one(value: str):
         compose(f"+recipe={value}")
 
 
+@pytest.mark.parametrize(
+    ("token", "way_out"),
+    [
+        ("recipe=dapo", "+recipe=dapo"),
+        ("++recipe=dapo", "+recipe=dapo"),
+        ("+recipe=dapo,gspo", "+recipe=[dapo,gspo]"),
+        ("recipe=dapo,gspo", "+recipe=[dapo,gspo]"),
+        ("~recipe", "+recipe=NAME"),
+    ],
+)
+def test_a_preset_that_is_written_in_another_way_gets_one_line_with_the_way_out(token: str, way_out: str):
+    with pytest.raises(ConfigError) as raised:
+        SkyRLTrainConfig.from_cli_overrides([token])
+    assert str(raised.value) == f"{token}: presets are added by name; write '{way_out}'"
+
+
 def test_presets_that_contradict_each_other_are_refused():
     with pytest.raises(ConfigError, match=r"policy_loss_type=dppo .*tis_ratio_type=token would do so twice"):
         validate_cfg(compose("+recipe=[dppo,tis]"))

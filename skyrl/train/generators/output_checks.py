@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,8 @@ def _check_row(output: GeneratorOutput, row: int) -> None:
     mask, reward = output["loss_masks"][row], output["rewards"][row]
     _require(len(mask) == length, f"row {row}: loss_masks has {len(mask)} entries, response_ids has {length}")
     if not is_scalar(reward):
+        is_list = isinstance(reward, Sized) and not isinstance(reward, str)
+        _require(is_list, f"row {row}: rewards is {reward!r}, neither a number nor a list of numbers")
         _require(len(reward) == length, f"row {row}: rewards has {len(reward)} entries, response_ids has {length}")
     _require(len(output["prompt_token_ids"][row]) > 0, f"row {row}: prompt_token_ids is empty")
     for name in ("prompt_token_ids", "response_ids"):

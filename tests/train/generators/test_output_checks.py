@@ -35,6 +35,8 @@ def test_a_sound_output_passes():
         ({"rewards": [[0.0, 1.0], [0.5, 0.5]]}, "row 1: rewards has 2 entries"),
         ({"rollout_logprobs": [[-0.1, -0.1], []]}, "row 1: rollout_logprobs has 0 entries"),
         ({"rewards": [1.0, [0.5]]}, "mixes numbers"),
+        ({"rewards": [None, None]}, "row 0: rewards is None, neither a number nor"),
+        ({"rewards": ["1", "0"]}, "row 0: rewards is '1', neither a number nor"),
         ({"prompt_token_ids": [[1], []]}, "row 1: prompt_token_ids is empty"),
         ({"response_ids": [[3, -4], [5]]}, "token id -4"),
         ({"response_ids": [[3, 0.5], [5]]}, "something else than integers"),
