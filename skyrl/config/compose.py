@@ -168,7 +168,10 @@ def _sweep(overrides: Iterable[Override]) -> str | None:
         if override.is_sweep_override():
             written = (override.input_line or "").strip()
             key, _, values = written.partition("=")
-            return f"{written}: a comma outside brackets makes a sweep, which needs --multirun; for a list write '{key}=[{values}]'"
+            return (
+                f"{written}: a comma outside brackets makes a sweep, which needs --multirun; "
+                f"for a list write '{key}=[{values}]'"
+            )
     return None
 
 
