@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# PPO with a critic on two CPU cores, three steps: run_ppo_cpu.sh [--smoke] [key=value ...]
+# PPO with a critic on two CPU cores, four steps: run_ppo_cpu.sh [--smoke] [key=value ...]
 #
-# No KL loss: two models train as it is, and a third, the reference, would take as long as a step.
+# Two models train, so half as many prompts; and no KL loss, which would take a third model.
 exec bash "$(dirname "${BASH_SOURCE[0]}")/../run_cpu.sh" ppo ppo \
-  trainer.max_training_steps=3 \
+  trainer.train_batch_size=4 \
+  trainer.policy_mini_batch_size=2 \
+  trainer.critic_mini_batch_size=2 \
+  trainer.micro_train_batch_size_per_gpu=16 \
   trainer.algorithm.use_kl_loss=false \
   "$@"
