@@ -11,7 +11,7 @@ from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
 
-@register_policy_loss("cross_entropy", needs_old_logprobs=False)
+@register_policy_loss("cross_entropy", needs_old_logprobs=False, regularized=False)
 def cross_entropy_loss(
     log_probs: Float[Tensor, "batch response"],
     old_log_probs: Float[Tensor, "batch response"] | None = None,

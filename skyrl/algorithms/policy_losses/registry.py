@@ -49,6 +49,8 @@ class LossTraits:
     """Off-policy corrections apply to it."""
     anchored: Need = False
     """Its ratio is that to the sampler already: truncated importance sampling would count it twice."""
+    regularized: bool = True
+    """KL and entropy terms are added to it."""
 
 
 OFFERED = ("config", "loss_mask", "rollout_logprobs")
@@ -101,6 +103,7 @@ def register_policy_loss(
     needs_rollout_logprobs: Need = False,
     correctable: bool = True,
     anchored: Need = False,
+    regularized: bool = True,
     replaceable: bool = False,
 ) -> Callable[[LossT], LossT]:
     """Register the decorated function as a policy loss; see `LossTraits` for the first four flags.
@@ -120,6 +123,7 @@ def register_policy_loss(
             needs_rollout_logprobs=needs_rollout_logprobs,
             correctable=correctable,
             anchored=anchored,
+            regularized=regularized,
         )
         PolicyLossRegistry.register(name, function, traits=traits, replaceable=replaceable)
         return function

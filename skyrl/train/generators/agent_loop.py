@@ -90,8 +90,6 @@ class Episode:
     """The step it is at."""
     weight_version: tuple[int, int] | None = None
     """At the first and the last model call."""
-    done: bool = False
-    """The environment ended it, so that it has said all that it had to say."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     """Named parts of the reward, each summed over the steps."""
     env_metrics: dict[str, Any] = field(default_factory=dict)
@@ -228,7 +226,6 @@ class AgentLoop:
         before = episode.env_s
         step = await self._env_call("env.step", self._env.step(completion.text))
         turn = self._turn_output(completion, step)
-        episode.done = step.done
         for name, value in step.reward_parts.items():
             episode.reward_parts[name] = episode.reward_parts.get(name, 0.0) + value
         last = episode.turns[-1]

@@ -52,7 +52,6 @@ def concatenate_generator_outputs(outputs: Sequence[GeneratorOutput], step_wise:
 
     Raises:
         ValueError: Some parts have log-probs and some do not.
-        RolloutError: Parts name different components of the reward.
         AssertionError: The result is no valid output, or there are no parts.
     """
     if not outputs:

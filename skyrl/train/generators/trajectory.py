@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skyrl.train.generators.agent_loop import Episode
 from skyrl.train.generators.base import GeneratorOutput
-from skyrl.train.generators.reward_parts import RowParts, reward_columns
+from skyrl.train.generators.reward_parts import reward_columns
 from skyrl.types.rollout import ConversationType, Failure, Rollout, TrajectoryID, classify_stop_reason
 
 
@@ -124,9 +124,8 @@ def rollout_record(
     )
 
 
-def _row_parts(output: TrajectoryOutput) -> RowParts:
-    failed = classify_stop_reason(output.stop_reason) == "failed"
-    return RowParts(output.reward_parts, failed=failed, complete=output.episode.done)
+def _reward_parts(output: TrajectoryOutput) -> Mapping[str, float]:
+    return {} if classify_stop_reason(output.stop_reason) == "failed" else output.reward_parts
 
 
 def to_columns(
@@ -143,9 +142,6 @@ def to_columns(
         rollouts: Their records.
         logprobs: Whether the rows carry log-probs.
         weight_version: Of the engine when the batch began; stands for rows without a model call.
-
-    Raises:
-        RolloutError: Rows name different parts of their rewards.
     """
     fallback = None if weight_version is None else (weight_version, weight_version)
     versions = [rollout.weight_version or fallback for rollout in rollouts]
@@ -166,7 +162,7 @@ def to_columns(
         },
         env_metrics=[output.env_metrics for output in outputs],
         rollout_expert_indices=None,
-        reward_components=reward_columns([_row_parts(output) for output in outputs]),
+        reward_components=reward_columns([_reward_parts(output) for output in outputs]),
         weight_versions=known if len(known) == len(versions) else None,
         rollouts=list(rollouts),
     )

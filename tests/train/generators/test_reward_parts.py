@@ -6,15 +6,9 @@ import re
 
 import pytest
 
-from skyrl.errors import RolloutError
 from skyrl.train.generators.columns import concatenate_generator_outputs, slice_generator_output
 from skyrl.train.generators.output_checks import validate_generator_output
-from skyrl.train.generators.reward_parts import (
-    RowParts,
-    join_reward_columns,
-    reward_columns,
-    zero_parts_on_non_stop,
-)
+from skyrl.train.generators.reward_parts import join_reward_columns, reward_columns, zero_parts_on_non_stop
 from tests.fakes.environments import EnvScript
 from tests.fakes.generators import make_batch, make_generator, roll_out
 from tests.fakes.inference_engine import FakeInferenceEngine, Reply, script_of
@@ -22,17 +16,6 @@ from tests.fakes.tokenizers import make_byte_tokenizer
 
 TOKENIZER = make_byte_tokenizer()
 AGAIN = [{"role": "user", "content": "again"}]
-
-
-def whole(**parts: float) -> RowParts:
-    return RowParts(parts, failed=False, complete=True)
-
-
-def cut(**parts: float) -> RowParts:
-    return RowParts(parts, failed=False, complete=False)
-
-
-FAILED = RowParts({"correct": 9.0}, failed=True, complete=False)
 
 
 def answers(*steps: dict) -> EnvScript:
@@ -52,39 +35,19 @@ def play(script: EnvScript, *replies: str, rows: int = 1, **changes):
 
 
 def test_rows_become_columns_in_the_order_of_the_first_row():
-    columns = reward_columns([whole(correct=1.0, format=0.5), whole(format=0.25, correct=0.0)])
+    columns = reward_columns([{"correct": 1.0, "format": 0.5}, {"format": 0.25, "correct": 0.0}])
     assert columns == {"correct": [1.0, 0.0], "format": [0.5, 0.25]}
     assert list(columns) == ["correct", "format"]
 
 
 def test_no_names_no_columns():
-    assert reward_columns([whole(), whole(), FAILED, cut()]) is None
+    assert reward_columns([{}, {}]) is None
     assert reward_columns([]) is None
-    assert reward_columns([FAILED]) is None
 
 
-def test_failed_rows_get_zero_and_have_no_say_in_the_names():
-    assert reward_columns([FAILED, whole(format=1.0)]) == {"format": [0.0, 1.0]}
-
-
-def test_a_row_that_was_cut_may_lack_parts_that_come_with_the_end():
-    columns = reward_columns([cut(format=0.5), whole(correct=1.0, format=1.0), cut()])
-    assert columns == {"correct": [0.0, 1.0, 0.0], "format": [0.5, 1.0, 0.0]}
-    assert reward_columns([cut(a=1.0), cut(b=2.0)]) == {"a": [1.0, 0.0], "b": [0.0, 2.0]}
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([whole(a=1.0), whole(b=1.0)], r"row 1 names the rewards \['b'\], row 0 names \['a'\]"),
-        ([whole(a=1.0, b=1.0), whole(a=1.0)], r"row 1 names the rewards \['a'\], row 0 names \['a', 'b'\]"),
-        ([whole(), whole(a=1.0)], r"row 1 names the rewards \['a'\], row 0 names \[\]"),
-        ([FAILED, cut(c=1.0), whole(a=1.0)], r"row 1 names the rewards \['c'\], row 2 names \['a'\]"),
-    ],
-)
-def test_rows_that_disagree_are_named_with_both_sets(rows: list[RowParts], message: str):
-    with pytest.raises(RolloutError, match=message + ".*same names"):
-        reward_columns(rows)
+def test_a_part_that_a_row_does_not_name_is_zero():
+    columns = reward_columns([{"format": 0.5}, {"correct": 1.0, "format": 1.0}, {}])
+    assert columns == {"format": [0.5, 1.0, 0.0], "correct": [0.0, 1.0, 0.0]}
 
 
 def test_parts_are_summed_over_the_steps_of_an_episode():
@@ -134,15 +97,15 @@ def test_a_rollout_that_failed_or_was_too_long_has_zeros():
     validate_generator_output(3, output)
 
 
-def test_environments_that_disagree_end_the_batch():
+def test_environments_may_name_other_parts():
     def on_step(env, action):
-        parts = {"correct": 1.0} if env.extras["max_turns"] == 2 else {"right": 1.0}
+        parts = {"correct": 1.0} if env.extras["max_turns"] == 2 else {"right": 2.0}
         return {"observations": [], "reward": 1.0, "done": True, "metadata": {"rewards": parts}}
 
     engine = FakeInferenceEngine(script_of("a", tokenizer=TOKENIZER), TOKENIZER)
-    batch = make_batch(2, env_extras=[{"max_turns": 2}, {"max_turns": 3}])
-    with pytest.raises(RolloutError, match=r"row 1 names the rewards \['right'\], row 0 names \['correct'\]"):
-        roll_out(make_generator(engine, TOKENIZER), EnvScript(on_step=on_step), batch)
+    batch = make_batch(3, env_extras=[{"max_turns": 2}, {"max_turns": 3}, {"max_turns": 2}])
+    output = roll_out(make_generator(engine, TOKENIZER), EnvScript(on_step=on_step), batch)
+    assert output["reward_components"] == {"correct": [1.0, 0.0, 1.0], "right": [0.0, 2.0, 0.0]}
 
 
 @pytest.mark.parametrize(
@@ -198,11 +161,9 @@ def test_a_batch_of_failures_joins_with_zeros():
     assert join_reward_columns([rows(1), rows(2)]) is None
 
 
-def test_batches_that_disagree_are_refused():
-    with pytest.raises(RolloutError, match=r"batch 1 names the rewards \[\], batch 0 names \['a'\]"):
-        concatenate_generator_outputs([rows(1, {"a": [1.0]}), rows(1)])
-    with pytest.raises(RolloutError, match=r"batch 1 names the rewards \['b'\], batch 0 names \['a'\]"):
-        concatenate_generator_outputs([rows(1, {"a": [1.0]}), rows(1, {"b": [1.0]})])
+def test_batches_with_other_parts_join_with_zeros():
+    joined = concatenate_generator_outputs([rows(1, {"a": [1.0]}), rows(2), rows(1, {"b": [2.0], "a": [3.0]})])
+    assert joined["reward_components"] == {"a": [1.0, 0.0, 0.0, 3.0], "b": [0.0, 0.0, 0.0, 2.0]}
 
 
 def test_baseline_scores_are_cut_and_joined():

@@ -15,7 +15,7 @@ from torch import Tensor
 from skyrl.algorithms.kl import compute_approx_kl
 from skyrl.algorithms.masked import hide, masked_max, masked_mean, masked_min, weighted_sum
 from skyrl.algorithms.off_policy.correction import WEIGHT
-from skyrl.algorithms.policy_losses import compute_policy_loss
+from skyrl.algorithms.policy_losses import PolicyLossRegistry, compute_policy_loss
 from skyrl.algorithms.score_centering import SamplerHead
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.workers.metrics import MetricBuffer
@@ -115,7 +115,9 @@ def policy_loss(
         topk=head,
         batch=rows.batch,
     )
-    regularizer, undo_mean = _regularizer(rows, log_probs, entropy, algorithm, scale, metrics)
+    regularizer, undo_mean = log_probs.new_zeros(()), 1.0
+    if PolicyLossRegistry.traits(loss_name).regularized:
+        regularizer, undo_mean = _regularizer(rows, log_probs, entropy, algorithm, scale, metrics)
     metrics.add_sum("policy_loss", loss)
     metrics.add_sum("final_loss", loss + regularizer)
     weight = (rows.loss_mask != 0).sum()

@@ -121,6 +121,18 @@ def test_the_old_regularizer_averages_rows_of_the_micro_batch() -> None:
     assert metrics["final_loss"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_cross_entropy_gets_no_regularizer_and_needs_no_reference() -> None:
+    batch = reduced(make_batch(), "token_mean")
+    batch["base_action_log_probs"] = None
+    log_probs = (batch["action_log_probs"] + 0.3).requires_grad_()
+    metrics = MetricBuffer()
+    rows, scale = PolicyRows.from_batch(batch), LossScale(dp_size=1, row_share=1.0)
+    loss = policy_loss(rows, log_probs, log_probs.square(), "cross_entropy", config(), scale, metrics)
+    mask = batch["loss_mask"].bool()
+    assert loss.item() == pytest.approx(-log_probs[mask].mean().item(), rel=1e-5)
+    assert "policy_kl" not in metrics.result(lambda values, op: values)
+
+
 def test_a_missing_reference_is_named() -> None:
     batch = reduced(make_batch(), "token_mean")
     batch["base_action_log_probs"] = None
