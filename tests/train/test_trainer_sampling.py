@@ -268,6 +268,41 @@ def test_a_resumed_run_trains_on_the_batches_of_the_unbroken_one(tmp_path, stop)
     ]
 
 
+class Breaking(AlternatingGenerator):
+    """Fails at one call."""
+
+    def __init__(self, at, **arguments):
+        super().__init__(**arguments)
+        self.at = at
+
+    async def generate(self, input_batch):
+        if len(self.inputs) + 1 == self.at:
+            raise RuntimeError("broken off")
+        return await super().generate(input_batch)
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("at", range(2, 10))
+def test_a_run_that_breaks_off_while_a_step_collects_goes_on_with_the_same_batches(tmp_path, interval, at):
+    """Calls 2, 4, 6 and 8 come when a step has one batch already; what it held is sampled again."""
+    _, whole = run(made(tmp_path / "a"), by_uid, prompts=10, trainer__epochs=2)
+    folder, watcher = made(tmp_path / "b"), Watcher()
+    kept = {"trainer__epochs": 2, "trainer__ckpt_interval": interval, "trainer__resume_mode": "latest"}
+    broken = make_trainer(
+        make_cfg(folder, **{KIND: "filter", **kept}),
+        folder,
+        prompts=10,
+        generator=Breaking(at, reward=by_uid),
+        callbacks=(watcher,),
+    )
+    with pytest.raises(RuntimeError, match="broken off"):
+        train(broken)
+    _, rest = run(folder, by_uid, prompts=10, **kept)
+    assert (watcher.uids + rest.uids)[-len(rest.uids) :] == whole.uids[-len(rest.uids) :]
+    assert whole.uids[: len(watcher.uids)] == watcher.uids
+    assert len(watcher.uids) - interval < len(whole.uids) - len(rest.uids) <= len(watcher.uids)
+
+
 def test_batches_of_a_step_that_was_left_out_are_sampled_again_by_a_longer_run(tmp_path):
     _, whole = run(made(tmp_path / "a"), by_uid, prompts=10, trainer__epochs=2)
     folder = made(tmp_path / "b")
