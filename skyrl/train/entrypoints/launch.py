@@ -96,7 +96,12 @@ def run_hydra(
 
 def _is_ours(main_fn: Callable[[Any], Any]) -> bool:
     """Whether the controller runs nothing but the library; code of the user's may register names there."""
-    return isinstance(main_fn, type) and main_fn.__module__.startswith("skyrl.")
+    if not isinstance(main_fn, type):
+        return False
+    module, run = main_fn.__module__, sys.modules["__main__"].__spec__
+    if module == "__main__" and run is not None:
+        module = run.name  # of python -m skyrl.train.entrypoints.main_base
+    return module.startswith("skyrl.")
 
 
 def _exit(message: str, code: int) -> NoReturn:

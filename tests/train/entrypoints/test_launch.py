@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,17 @@ def test_only_code_of_the_users_may_register_names_later(run, monkeypatch, main_
     assert seen == [{"names_may_follow": True} if may_follow else {}]
 
 
+@pytest.mark.parametrize(
+    ("module", "ours"),
+    [("skyrl.train.entrypoints.main_base", True), ("my_package.main", False), (None, False)],
+)
+def test_python_m_hides_no_module(monkeypatch, module: str | None, ours: bool):
+    """A class of the module that runs has the module `__main__`; of a script there is no other name."""
+    spec = None if module is None else ModuleSpec(module, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    assert launch._is_ours(type("Exp", (), {"__module__": "__main__"})) is ours
+
+
 def test_other_errors_keep_their_traceback(run):
     def fail(config):
         raise RuntimeError("our own bug")
@@ -208,6 +220,7 @@ def test_answers_that_need_no_run_load_nothing_heavy(tmp_path: Path, argv: list[
 
 RAY_SCRIPT = """
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from skyrl.errors import DatasetError
 from skyrl.train.entrypoints.launch import run_hydra
