@@ -5,12 +5,12 @@ from skyrl.algorithms.off_policy.correction import (
     apply_off_policy_correction,
     compute_correction,
     compute_off_policy_correction,
-    is_active,
 )
 from skyrl.algorithms.off_policy.outlier_mask import compute_outlier_token_mask
 from skyrl.algorithms.off_policy.sequence_mask import compute_sequence_mask
 from skyrl.algorithms.off_policy.tis import compute_tis_ratio
 from skyrl.algorithms.off_policy.token_mask import compute_token_mask
+from skyrl.config.derive import corrects_off_policy as is_active
 
 __all__ = [
     "Correction",
