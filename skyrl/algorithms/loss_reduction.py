@@ -56,7 +56,10 @@ def compute_loss_weights(
 
     Raises:
         ConfigError: The name is unknown, or what it needs is missing.
+        ValueError: The mask has another number of dimensions than two.
     """
+    if loss_mask.dim() != 2:
+        raise ValueError(f"loss_mask has shape {tuple(loss_mask.shape)}; it must be (batch, response)")
     require_choice("trainer.algorithm.loss_reduction", reduction, LOSS_REDUCTIONS)
     rows = loss_mask.shape[0]
     tokens = loss_mask.sum(dim=1, dtype=torch.float64)

@@ -180,3 +180,10 @@ def test_every_cut_into_micro_batches_and_ranks_gives_the_same_loss_and_gradient
             assert total == pytest.approx(loss.item(), rel=1e-9, abs=1e-9)
             assert torch.allclose(logp.grad[:rows], whole.grad, rtol=1e-9, atol=1e-12)
             assert not logp.grad[rows:].any()
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 1)])
+@pytest.mark.parametrize("reduction", LOSS_REDUCTIONS)
+def test_a_mask_has_rows_and_tokens(reduction, shape):
+    with pytest.raises(ValueError, match=r"loss_mask has shape \(.*\); it must be \(batch, response\)"):
+        compute_loss_weights(torch.ones(shape), reduction, uids=["a"] * shape[0], max_seq_len=5, micro_batch_size=1)

@@ -15,6 +15,7 @@ import torch
 
 from skyrl.algorithms.group_filters import GroupSpread, Selection, group_spread, replace_flat, select_good
 from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.rules.choices import require_choice
 from skyrl.errors import DynamicSamplingError
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
 from skyrl.train.generators.columns import concatenate_generator_outputs, slice_generator_output
@@ -167,7 +168,12 @@ def handle_dynamic_sampling(
     Returns:
         Columns and uids to train on, False, and None; or the batch itself, True for more sampling, and the state to
         hand to the next call.
+
+    Raises:
+        ConfigError: The type has no such name.
+        ValueError: A reward is NaN or infinite, there is not one uid a row, or a uid comes back.
     """
+    require_choice(f"{_KEY}.type", sampling_config.get("type"), (None, "filter", "replace"))
     kind, tol = sampling_config.get("type"), sampling_config.get("tol", 1e-6)
     if kind is None:
         return generator_output, uids, False, None
@@ -180,6 +186,12 @@ def handle_dynamic_sampling(
             return generator_output, uids, True, state
         return slice_generator_output(generator_output, chosen.rows), chosen.uids, False, None
     chosen = select_good(groups, uids, tol=tol)
+    twice = set(state.get("collected_uids", ())) & set(chosen.uids)
+    if twice:
+        raise ValueError(
+            f"uid {min(map(str, twice))!r} was collected from an earlier batch, and its rollouts would become one "
+            "group with those; put the epoch into the uids"
+        )
     if chosen.rows:
         parts = [state.get("collected_generator_output"), slice_generator_output(generator_output, chosen.rows)]
         state["collected_generator_output"] = concatenate_generator_outputs([part for part in parts if part])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from skyrl.errors import DynamicSamplingError
+from skyrl.errors import ConfigError, DynamicSamplingError
 from skyrl.train.generators.base import TrajectoryID
 from skyrl.train.stages.rolled_out import RolledOut
 from skyrl.train.stages.sampling import DynamicSampler, handle_dynamic_sampling, in_epoch
@@ -152,3 +152,13 @@ def test_upstreams_replace_gives_new_names():
     assert output["response_ids"] == [[0], [1], [0], [1]]
     assert handled(groups, config | {"min_replace_ratio": 0.5})[2] is True
     assert handled(groups, {"type": None})[1:] == (["a", "a", "b", "b"], False, None)
+
+
+def test_upstreams_form_refuses_an_unknown_type_and_a_uid_that_comes_back():
+    with pytest.raises(ConfigError, match=r"dynamic_sampling\.type=filtr: .*did you mean filter"):
+        handled({"A": [0, 1]}, {"type": "filtr", "train_batch_size": 1})
+    config = {"type": "filter", "train_batch_size": 3}
+    _, _, _, state = handled({"A": [0, 1], "B": [1, 0]}, config)
+    with pytest.raises(ValueError, match="uid 'B' was collected from an earlier batch"):
+        handled({"B": [0, 1], "C": [0, 1]}, config, state)
+    assert handled({"B": [1, 1], "C": [0, 1]}, config, state)[1] == list("AABBCC")
