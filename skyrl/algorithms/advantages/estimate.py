@@ -59,7 +59,8 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
     Raises:
         ConfigError: The name is unknown, or the estimator needs values or a baseline and there are none.
         ValueError: A tensor does not fit the rewards, or something that is neither masked nor marked as failed is
-            not finite: a reward, a value, or a result without such a cause.
+            not finite: a reward, a value, or a result without such a cause. Or a user's function returned something
+            else than two tensors.
     """
     function = _estimator(adv_estimator, has_values=values is not None, has_baseline=baseline_scores is not None)
     components = {f"reward_components[{name!r}]": part for name, part in (reward_components or {}).items()}
@@ -69,6 +70,8 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
         tokens={"response_mask": response_mask, "values": values, "loss_mask": loss_mask},
         rows={"valid_rows": valid_rows, "baseline_scores": baseline_scores, **components},
     )
+    if not token_level_rewards.is_floating_point():  # advantages take the rewards' type, and would be rounded
+        token_level_rewards = token_level_rewards.float()
     if not token_level_rewards.numel():
         return torch.zeros_like(token_level_rewards), torch.zeros_like(token_level_rewards)
     valid_rows = None if valid_rows is None else valid_rows.bool()
@@ -89,7 +92,7 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
         "reward_components": reward_components,
     }
     with torch.no_grad():
-        advantages, returns = _call(function, offers, extras, valid_rows)
+        advantages, returns = _call(adv_estimator, function, offers, extras, valid_rows)
         if not _sums_are_finite(advantages, returns):
             shown = shown_tokens(response_mask, valid_rows)
             for name, tensor in {"token_level_rewards": token_level_rewards, "values": values}.items():
@@ -117,25 +120,34 @@ def _estimator(name: str, *, has_values: bool, has_baseline: bool) -> AdvantageE
 
 
 def _call(
-    function: AdvantageEstimator, offers: dict[str, Any], extras: dict[str, Any], valid_rows: Tensor | None
+    name: str, function: AdvantageEstimator, offers: dict[str, Any], extras: dict[str, Any], valid_rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     named = named_keywords(function)
     chosen = {name: offers[name] for name in accepted_keywords(function, offers)}
     chosen |= {name: value for name, value in extras.items() if name in named}
     rewards: Tensor = offers["token_level_rewards"]
     if valid_rows is None or "valid_rows" in named or bool(valid_rows.all()):
-        return _checked(function, chosen, rewards)
+        return _checked(name, function, chosen, rewards)
     kept = valid_rows.nonzero().squeeze(-1)
     results = torch.zeros_like(rewards), torch.zeros_like(rewards)
     if len(kept):
-        parts = _checked(function, {name: _take(value, kept) for name, value in chosen.items()}, rewards[kept])
+        arguments = {keyword: _take(value, kept) for keyword, value in chosen.items()}
+        parts = _checked(name, function, arguments, rewards[kept])
         for whole, part in zip(results, parts, strict=True):
             whole[kept] = part.to(whole.dtype)
     return results
 
 
-def _checked(function: AdvantageEstimator, chosen: dict[str, Any], rewards: Tensor) -> tuple[Tensor, Tensor]:
-    advantages, returns = function(**chosen)
+def _checked(name: str, function: AdvantageEstimator, chosen: dict[str, Any], rewards: Tensor) -> tuple[Tensor, Tensor]:
+    result = function(**chosen)
+
+    if not isinstance(result, tuple | list) or [isinstance(part, Tensor) for part in result] != [True, True]:
+        parts = result if isinstance(result, tuple | list) else [result]
+        raise ValueError(
+            f"advantage estimator {name!r} returned ({', '.join(type(part).__name__ for part in parts)}); it must "
+            "return two tensors, advantages and returns, shaped like token_level_rewards"
+        )
+    advantages, returns = (part if part.is_floating_point() else part.to(rewards.dtype) for part in result)
     require_shape("advantages", advantages, "token_level_rewards", rewards)
     require_shape("returns", returns, "token_level_rewards", rewards)
     return advantages, returns

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from skyrl.utils.registry import Registry
+from skyrl.utils.registry import Registry, require_name
 
 AdvantageEstimator = Callable[..., tuple[Tensor, Tensor]]
 EstimatorT = TypeVar("EstimatorT", bound=AdvantageEstimator)
@@ -55,6 +55,7 @@ def register_advantage_estimator(
     Raises:
         ValueError: The name is taken.
     """
+    require_name(AdvantageEstimatorRegistry.kind, name)
 
     def decorate(function: EstimatorT) -> EstimatorT:
         traits = EstimatorTraits(outcome=outcome, needs_values=needs_values, needs_baseline=needs_baseline)

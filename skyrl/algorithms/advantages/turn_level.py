@@ -75,12 +75,12 @@ class _Runs:
 def _find_runs(shown: Bool[Tensor, "batch response"]) -> _Runs:
     begins = torch.ones_like(shown)
     torch.ne(shown[:, 1:], shown[:, :-1], out=begins[:, 1:])
-    start = begins.view(-1).nonzero().squeeze(-1)
+    start = begins.reshape(-1).nonzero().squeeze(-1)
     width = shown.shape[1]
     return _Runs(
         row=start // width,
         length=torch.diff(start, append=start.new_tensor([shown.numel()])),
-        trained=shown.view(-1)[start],
+        trained=shown.reshape(-1)[start],
         leads=start % width == 0,
     )
 
@@ -91,7 +91,7 @@ def _rewards_of_turns(
     """Return what was earned inside each turn and after it, before the next one."""
     of_run = torch.empty(len(runs.row), dtype=torch.float64, device=rewards.device)
     for rows, part in runs.in_blocks(rewards):
-        earned = hide_fast(rewards[rows], rewarded[rows]).view(-1).cumsum(-1, dtype=torch.float64)
+        earned = hide_fast(rewards[rows], rewarded[rows]).reshape(-1).cumsum(-1, dtype=torch.float64)
         of_run[part] = torch.diff(earned[runs.length[part].cumsum(-1) - 1], prepend=earned.new_zeros(1))
     before_turns = runs.leads & ~runs.trained
     turn_of_run = (runs.trained.cumsum(-1) - 1).clamp(min=0)

@@ -244,3 +244,69 @@ def test_batch_normalisation_uses_trained_tokens_only():
 
 def test_batch_normalisation_of_equal_advantages_is_zero():
     assert normalize_advantages(torch.full((2, 2), 3.0), torch.ones(2, 2)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", AdvantageEstimatorRegistry.list_available())
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool])
+def test_whole_rewards_are_not_rounded_advantages(name, dtype):
+    whole = torch.tensor([[0, 1], [0, 0], [1, 0], [0, 0]]).to(dtype)
+    options = {"values": torch.full((4, 2), 0.25), "baseline_scores": torch.full((4,), 0.5)}
+    options["reward_components"] = {"style": torch.tensor([0.5, 0.0, 0.25, 1.0])}
+    algorithm = AlgorithmConfig(pass_at_k=1)
+    for result, expected in zip(
+        compute_advantages_and_returns(whole, torch.ones(4, 2), list("aabb"), name, algorithm, **options),
+        compute_advantages_and_returns(whole.float(), torch.ones(4, 2), list("aabb"), name, algorithm, **options),
+        strict=True,
+    ):
+        assert result.dtype == torch.float32
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("name", AdvantageEstimatorRegistry.list_available())
+def test_memory_order_does_not_matter(name):
+    rewards, mask = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.5]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    values = torch.tensor([[0.5, 0.25, 0.0], [0.0, 0.75, 0.5]])
+    options = {"baseline_scores": torch.zeros(2), "reward_components": {"style": torch.tensor([0.5, 0.0])}}
+    algorithm = AlgorithmConfig(pass_at_k=1)
+
+    def estimate(turned):
+        given = [tensor.T.contiguous().T if turned else tensor for tensor in (rewards, mask, values)]
+        return compute_advantages_and_returns(
+            given[0], given[1], ["a", "a"], name, algorithm, values=given[2], loss_mask=given[1].float(), **options
+        )
+
+    for turned, plain in zip(estimate(True), estimate(False), strict=True):
+        assert torch.equal(turned, plain)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, r"returned \(NoneType\)"),
+        (REWARDS, r"returned \(Tensor\)"),
+        ((REWARDS, None), r"returned \(Tensor, NoneType\)"),
+        ((REWARDS, REWARDS, REWARDS), r"returned \(Tensor, Tensor, Tensor\)"),
+        ((REWARDS.numpy(), REWARDS.numpy()), r"returned \(ndarray, ndarray\)"),
+        ({"advantages": REWARDS, "returns": REWARDS}, r"returned \(dict\)"),
+    ],
+)
+@pytest.mark.parametrize("valid", [None, torch.tensor([True, True, False])])
+def test_what_a_users_estimator_returns_wrongly_is_named(register, result, text, valid):
+    register("wrong", lambda token_level_rewards: result)
+    with pytest.raises(ValueError, match=rf"estimator 'wrong' {text}; it must return two tensors"):
+        run("wrong", valid_rows=valid)
+
+
+def test_whole_advantages_of_a_user_become_floats(register):
+    register("whole", lambda token_level_rewards: (token_level_rewards.long(), token_level_rewards > 0))
+    advantages, returns = run("whole")
+    assert (advantages.dtype, returns.dtype) == (torch.float32, torch.float32)
+    assert returns.tolist() == [[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+
+
+def test_a_decorator_without_parentheses_is_refused():
+    def mine(token_level_rewards):
+        return token_level_rewards, token_level_rewards
+
+    with pytest.raises(ConfigError, match="needs a name in parentheses before mine"):
+        register_advantage_estimator(mine)
