@@ -93,7 +93,7 @@ def compute_advantages_and_returns(  # noqa: PLR0913 - upstream's public signatu
     }
     with torch.no_grad():
         advantages, returns = _call(adv_estimator, function, offers, extras, valid_rows)
-        if not _sums_are_finite(advantages, returns):
+        if not _are_finite(advantages, returns, one_for_all=_gives_one_for_all(adv_estimator)):
             shown = shown_tokens(response_mask, valid_rows)
             for name, tensor in {"token_level_rewards": token_level_rewards, "values": values}.items():
                 if tensor is not None:
@@ -153,10 +153,18 @@ def _checked(name: str, function: AdvantageEstimator, chosen: dict[str, Any], re
     return advantages, returns
 
 
-def _sums_are_finite(advantages: Tensor, returns: Tensor) -> bool:
-    """Look at the sums: one NaN or infinity is enough to spoil them, and they cost little."""
+def _gives_one_for_all(name: str) -> bool:
+    """Whether all tokens of a row surely have one advantage."""
+    return AdvantageEstimatorRegistry.is_built_in(name) and AdvantageEstimatorRegistry.traits(name).outcome
+
+
+def _are_finite(advantages: Tensor, returns: Tensor, *, one_for_all: bool) -> bool:
+    """Look at the sums: one NaN or infinity spoils them, and they cost little.
+
+    Of rows with one advantage it looks at the last column: right-aligned rows have their last token there.
+    """
     results = [advantages] if returns is advantages else [advantages, returns]
-    return all(bool(result.sum().isfinite()) for result in results)
+    return all(bool((result[:, -1] if one_for_all else result).sum().isfinite()) for result in results)
 
 
 def _take(value: Any, rows: Tensor) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from skyrl.algorithms.advantages.discount import discounted_sums
 from skyrl.algorithms.advantages.outcome import shown_tokens
 from skyrl.algorithms.advantages.registry import register_advantage_estimator
-from skyrl.algorithms.masked import hide_fast, masked_whiten, row_blocks
+from skyrl.algorithms.masked import hide_in_place, masked_whiten, row_blocks
 
 
 @register_advantage_estimator("gae", outcome=False, needs_values=True)
@@ -36,10 +36,10 @@ def gae_advantages(
     for rows in row_blocks(token_level_rewards):
         reward, value = (_without_hidden_nan(x[rows], shown[rows]) for x in (token_level_rewards, values))
         delta = reward - value
-        delta[:, :-1] += gamma * value[:, 1:]
+        delta[:, :-1].add_(value[:, 1:], alpha=gamma)
         advantage = discounted_sums(delta, float(gamma * lambd))
         advantages[rows] = advantage
-        returns[rows] = hide_fast(advantage + value, shown[rows])
+        hide_in_place(torch.add(advantage, value, out=returns[rows]), shown[rows])
     return masked_whiten(advantages, shown, out=advantages), returns
 
 

@@ -16,7 +16,7 @@ def shown_tokens(
     """Return where the mask is not zero and the rollout did not fail."""
     shown = mask.to(torch.bool, copy=True)
     if valid_rows is not None:
-        shown[~valid_rows] = False
+        shown.index_fill_(0, (~valid_rows).nonzero().squeeze(-1), False)
     return shown
 
 
@@ -50,8 +50,12 @@ def spread_over_tokens(
     shown: Bool[Tensor, "batch response"],
 ) -> Float[Tensor, "batch response"]:
     """Repeat a row's advantage, which is finite, on its shown tokens, zeros elsewhere, in the type of `like`."""
-    ones_and_zeros = torch.empty_like(like).copy_(shown.view(torch.uint8))  # faster than a choice by the mask
-    return ones_and_zeros.mul_(advantage.to(like.dtype).unsqueeze(-1))
+    advantage = advantage.to(like.dtype).unsqueeze(-1)
+    result = torch.empty_like(like)
+    for rows in row_blocks(like):
+        block = result[rows]
+        block.copy_(shown[rows].view(torch.uint8)).mul_(advantage[rows])  # faster than a choice by the mask
+    return result
 
 
 def row_mean(values: Float[Tensor, " batch"], valid_rows: Bool[Tensor, " batch"] | None) -> Float[Tensor, ""]:

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide, masked_max, masked_mean, masked_min, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio
+from skyrl.algorithms.masked import hide, masked_max, masked_min, weighted_sum
+from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -56,7 +56,7 @@ def cispo_loss(
         raise ValueError(f"trainer.algorithm.cispo.cispo_anchor={config.cispo.cispo_anchor} needs those log-probs")
     ratio = importance_ratio(log_probs.detach(), anchor, loss_mask)
     clamped = ratio.clamp(min=1 - config.cispo.cispo_eps_clip_low, max=1 + config.cispo.cispo_eps_clip_high)
-    loss = weighted_sum(log_probs * hide(-clamped * advantages, loss_mask), loss_mask, loss_weights)
+    loss = -weighted_sum(log_probs * hide(clamped * advantages, loss_mask), loss_mask, loss_weights)
     return loss, _ratio_metrics(ratio, clamped, loss_mask)
 
 
@@ -64,9 +64,9 @@ def _ratio_metrics(ratio: Tensor, clamped: Tensor, loss_mask: Tensor | None) -> 
     trained = torch.ones_like(ratio, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     any_trained = trained.any()
     return {
-        "clip_ratio": masked_mean(as_numbers(ratio != clamped, ratio), loss_mask),
-        "cispo/ratio_mean": masked_mean(ratio, loss_mask),
-        "cispo/ratio_clamped_mean": masked_mean(clamped, loss_mask),
+        "clip_ratio": mean_over_trained(as_numbers(ratio != clamped, ratio), loss_mask),
+        "cispo/ratio_mean": mean_over_trained(ratio, loss_mask),
+        "cispo/ratio_clamped_mean": mean_over_trained(clamped, loss_mask),
         "cispo/ratio_max": torch.where(any_trained, masked_max(ratio, trained), 0.0),
         "cispo/ratio_min": torch.where(any_trained, masked_min(ratio, trained), 0.0),
     }

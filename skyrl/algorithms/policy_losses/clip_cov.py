@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
 from skyrl.algorithms.policy_losses.covariance import token_covariance
-from skyrl.algorithms.policy_losses.ratio import as_numbers, at_least_float32, importance_ratio
+from skyrl.algorithms.policy_losses.ratio import at_least_float32, importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -31,55 +31,70 @@ def clip_cov_loss(
 
     Drawn are floor(`clip_cov.clip_ratio` times the trained tokens), at least one, among the trained tokens that
     the clip leaves alone and whose covariance is between `clip_cov_lb` and `clip_cov_ub`. The draw depends on
-    the values alone (see `shuffle_keys`). Log-probs are in nats; for `loss_weights` see `regular`.
+    the values alone (see `shuffle_keys`). Log-probs are in nats; for `loss_weights` see `regular`. Waits for the
+    device twice.
 
     Returns:
         The scalar loss, and `clip_ratio`: share of trained tokens that were drawn.
     """
     trained = torch.ones_like(log_probs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     advantages = at_least_float32(hide(advantages, trained))
-    ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, loss_mask), advantages, config)
+    ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, trained), advantages, config)
     with torch.no_grad():
         shown = at_least_float32(hide(log_probs, trained))
-        covariance = token_covariance(shown, advantages, trained)
-        inside = (covariance > config.clip_cov.clip_cov_lb) & (covariance < config.clip_cov.clip_cov_ub)
-        drawn = _draw(inside & trained & (clipped == 0), trained, shown, config.clip_cov.clip_ratio)
-        drawn = as_numbers(drawn, ratio)
-        pull = (drawn - 1) * advantages
+        cells = _candidates(token_covariance(shown, advantages, trained), trained, clipped, config)
+        drawn = _draw(cells, trained, shown, config.clip_cov.clip_ratio)
+        pull = advantages.neg().flatten().index_fill_(0, drawn, 0.0).view_as(advantages)
+        mask = trained if loss_mask is None else loss_mask
+        share = mask.flatten()[drawn].sum(dtype=ratio.dtype) / mask.sum(dtype=ratio.dtype).clamp(min=1)
     loss = weighted_sum(ratio * pull, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(drawn, loss_mask)}
+    return loss, {"clip_ratio": share}
+
+
+def _candidates(
+    covariance: Float[Tensor, "batch response"],
+    trained: Bool[Tensor, "batch response"],
+    clipped: Float[Tensor, "batch response"],
+    config: AlgorithmConfig,
+) -> Int[Tensor, " cells"]:
+    """Return the trained tokens, not clipped, whose covariance is between the bounds, as cells of the flat tensors."""
+    cells = (covariance > config.clip_cov.clip_cov_lb).flatten().nonzero().squeeze(-1)  # few
+    below = covariance.flatten()[cells] < config.clip_cov.clip_cov_ub
+    return cells[below & trained.flatten()[cells] & (clipped.flatten()[cells] == 0)]
 
 
 def _draw(
-    candidates: Bool[Tensor, "batch response"],
+    candidates: Int[Tensor, " cells"],
     trained: Bool[Tensor, "batch response"],
     log_probs: Float[Tensor, "batch response"],
     share: float,
-) -> Bool[Tensor, "batch response"]:
-    """Draw max(1, floor(share · trained tokens)) of the candidates, or all where they are fewer.
-
-    The count stays on the device: the top `share` of all cells are sorted, and ranks past the count are not drawn.
-    """
-    no_candidate = (~candidates).view(torch.uint8).long()
-    keys = shuffle_keys(log_probs).add_(no_candidate, alpha=_LOW_31_BITS + 1).flatten()
-    lowest, cells = keys.topk(min(max(1, int(share * keys.numel())), keys.numel()), largest=False)
-    count = (share * trained.sum().double()).floor().clamp(min=1)
-    ranks = torch.arange(lowest.numel(), device=keys.device)
-    chosen = (ranks < count) & (lowest <= _LOW_31_BITS)
-    return torch.zeros_like(keys, dtype=torch.bool).scatter(0, cells, chosen).view_as(candidates)
+) -> Int[Tensor, " drawn"]:
+    """Draw max(1, floor(share · trained tokens)) of the candidates, or all where they are fewer."""
+    count = min(max(1, int(share * int(torch.count_nonzero(trained)))), len(candidates))
+    return candidates[shuffle_keys(log_probs, candidates).topk(count, largest=False, sorted=False).indices]
 
 
-def shuffle_keys(log_probs: Float[Tensor, "batch response"]) -> Int[Tensor, "batch response"]:
-    """Hash each token to 31 bits by its own log-prob, all log-probs of its row, and its distance from the right.
+def shuffle_keys(
+    log_probs: Float[Tensor, "batch response"], cells: Int[Tensor, " cells"] | None = None
+) -> Int[Tensor, "batch response"] | Int[Tensor, " cells"]:
+    """Hash tokens to 31 bits by their own log-prob, all log-probs of their row, and their distance from the right.
 
     Ordering tokens by it shuffles them, without a random state: equal inputs give equal keys on every device and
     in every resumed run, the next micro-batch gives others, and neither left padding (log-probs of 0) nor the order
     of rows changes a key.
+
+    Args:
+        log_probs: Of all tokens.
+        cells: Which tokens of the flattened tensor to hash; None takes all.
     """
-    bits = log_probs.float().view(torch.int32).bitwise_and(_LOW_31_BITS).long()
-    column = _scramble(torch.arange(log_probs.shape[-1], 0, -1, device=bits.device))
-    row = _scramble(bits.sum(dim=-1, keepdim=True) & _LOW_31_BITS)
-    return _scramble(bits.bitwise_xor_(column).bitwise_xor_(row))
+    width = log_probs.shape[-1]
+    bits = log_probs.float().contiguous().view(torch.int32)
+    if cells is None:
+        return shuffle_keys(log_probs, torch.arange(bits.numel(), device=bits.device)).view_as(log_probs)
+    row = _scramble(bits.sum(dim=-1, dtype=torch.int64).bitwise_and_(_LOW_31_BITS))
+    column = _scramble(width - cells % width)
+    token = bits.flatten()[cells].long().bitwise_and_(_LOW_31_BITS)
+    return _scramble(token.bitwise_xor_(column).bitwise_xor_(row[cells // width]))
 
 
 def _scramble(number: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

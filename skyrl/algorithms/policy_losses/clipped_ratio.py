@@ -26,4 +26,4 @@ def pessimistic_ratio(
         clipped = ratio.clamp(min=1 - config.eps_clip_low, max=1 + config.eps_clip_high)
         binds = as_numbers(clipped * advantages < ratio * advantages, ratio)
         free, bound = 1 - binds, clipped.mul_(binds)
-    return ratio * free + bound, binds
+    return torch.addcmul(bound, ratio, free), binds

@@ -18,4 +18,4 @@ def token_covariance(
     Both inputs must be hidden, that is 0 at tokens that do not train; the result there means nothing.
     """
     count = trained.sum().clamp(min=1)
-    return (advantages - advantages.sum() / count) * (log_probs - log_probs.sum() / count)
+    return (advantages - advantages.sum() / count).mul_(log_probs - log_probs.sum() / count)

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import as_numbers, at_least_float32, importance_ratio
+from skyrl.algorithms.masked import hide, weighted_sum
+from skyrl.algorithms.policy_losses.ratio import as_numbers, at_least_float32, importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig, DPPOConfig
 from skyrl.errors import ConfigError
@@ -47,7 +47,7 @@ def dppo_loss(
         dropped = as_numbers(moved, ratio)
         pull = (dropped - 1) * advantages
     loss = weighted_sum(ratio * pull, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(dropped, loss_mask)}
+    return loss, {"clip_ratio": mean_over_trained(dropped, loss_mask)}
 
 
 def _moved_too_far(

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
-from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio
+from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -32,11 +32,12 @@ def dual_clip_loss(
     Returns:
         The scalar loss, and `clip_ratio` as of `regular`: the second bound does not count.
     """
-    advantages = hide(advantages, loss_mask)
-    ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, loss_mask), advantages, config)
+    shown = None if loss_mask is None else loss_mask.bool()
+    advantages = hide(advantages, shown)
+    ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, shown), advantages, config)
     with torch.no_grad():
         bounded = as_numbers((advantages < 0) & (ratio > config.clip_ratio_c), ratio)
-        free = 1 - bounded
-    ratio = ratio * free + bounded * config.clip_ratio_c
-    loss = weighted_sum(-ratio * advantages, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(clipped, loss_mask)}
+        free, bound = 1 - bounded, bounded.mul_(config.clip_ratio_c)
+    ratio = torch.addcmul(bound, ratio, free)
+    loss = -weighted_sum(ratio * advantages, loss_mask, loss_weights)
+    return loss, {"clip_ratio": mean_over_trained(clipped, loss_mask)}

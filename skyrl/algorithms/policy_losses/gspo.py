@@ -7,7 +7,7 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
 from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
-from skyrl.algorithms.policy_losses.ratio import log_ratio
+from skyrl.algorithms.policy_losses.ratio import log_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.reduction_advice import advise_sequence_mean
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
@@ -40,5 +40,5 @@ def gspo_loss(
     own_gradient = difference - difference.detach()  # zero, with the gradient of log_probs
     ratio = (own_gradient + sequence).clamp(max=10.0).exp()
     ratio, clipped = pessimistic_ratio(ratio, advantages, config)
-    loss = weighted_sum(-ratio * advantages, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(clipped, loss_mask)}
+    loss = -weighted_sum(ratio * advantages, loss_mask, loss_weights)
+    return loss, {"clip_ratio": mean_over_trained(clipped, loss_mask)}

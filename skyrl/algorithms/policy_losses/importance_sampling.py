@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import importance_ratio
+from skyrl.algorithms.masked import hide, weighted_sum
+from skyrl.algorithms.policy_losses.ratio import importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -31,5 +31,5 @@ def importance_sampling_loss(
         The scalar loss, and `importance_ratio`: mean ρ over trained tokens.
     """
     ratio = importance_ratio(log_probs, old_log_probs, loss_mask)
-    loss = weighted_sum(ratio * hide(-advantages, loss_mask), loss_mask, loss_weights)
-    return loss, {"importance_ratio": masked_mean(ratio, loss_mask)}
+    loss = -weighted_sum(ratio * hide(advantages, loss_mask), loss_mask, loss_weights)
+    return loss, {"importance_ratio": mean_over_trained(ratio, loss_mask)}

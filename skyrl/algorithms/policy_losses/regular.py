@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from skyrl.algorithms.masked import hide, masked_mean, weighted_sum
+from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
-from skyrl.algorithms.policy_losses.ratio import importance_ratio
+from skyrl.algorithms.policy_losses.ratio import importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -32,7 +32,8 @@ def regular_loss(
     Returns:
         The scalar loss, and `clip_ratio`: share of trained tokens whose clipped term is the lower.
     """
-    advantages = hide(advantages, loss_mask)
-    ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, loss_mask), advantages, config)
-    loss = weighted_sum(-ratio * advantages, loss_mask, loss_weights)
-    return loss, {"clip_ratio": masked_mean(clipped, loss_mask)}
+    shown = None if loss_mask is None else loss_mask.bool()
+    advantages = hide(advantages, shown)
+    ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, shown), advantages, config)
+    loss = -weighted_sum(ratio * advantages, loss_mask, loss_weights)
+    return loss, {"clip_ratio": mean_over_trained(clipped, loss_mask)}
