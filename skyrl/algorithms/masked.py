@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -24,27 +24,40 @@ def row_blocks(tensor: Shaped[Tensor, "rows ..."]) -> Iterator[slice]:
 
 
 def hide(values: Float[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"] | None) -> Float[Tensor, "*shape"]:
-    """Return `values` with exact zeros where the mask is zero."""
-    return values if mask is None else torch.where(mask.bool(), values, 0.0)
+    """Return `values` with exact zeros where the mask is zero, NaN or not."""
+    if mask is None:
+        return values
+    if values.shape != mask.shape or not values.is_floating_point():
+        return torch.where(mask.bool(), values, 0.0)
+    hidden: Tensor = _Hide.apply(values, mask.bool())  # type: ignore[no-untyped-call]
+    return hidden
 
 
-def hide_fast(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Do what `hide` does, twice as fast on a CPU; for blocks, without gradient.
-
-    A product with zeros and ones is cheaper than a choice, but 0·NaN is NaN: then, and only then, it chooses.
-    """
-    product = values * _numbers(shown, values)
-    return product if bool(product.sum().isfinite()) else hide(values, shown)
+def hide_in_place(values: Float[Tensor, "*shape"], mask: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Do what `hide` does in the memory of the values, without gradient, and return them."""
+    bits = _bits(mask, values)
+    values.view(bits.dtype).bitwise_and_(bits)
+    return values
 
 
-def hide_in_place(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Do what `hide_fast` does in the memory of the values, and return them."""
-    values.mul_(_numbers(shown, values))
-    return values if bool(values.sum().isfinite()) else values.masked_fill_(~shown, 0.0)
+class _Hide(torch.autograd.Function):
+    """Keep all bits of a number or none: NaN becomes 0, too, and a CPU does it five times as fast as `torch.where`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, shown: Tensor) -> Tensor:
+        ctx.save_for_backward(shown)
+        bits = _bits(shown, values)
+        return bits.bitwise_and_(values.view(bits.dtype)).view(values.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Hide.apply(grads[0], *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
 
 
-def _numbers(shown: Bool[Tensor, "*shape"], like: Tensor) -> Tensor:
-    return shown.view(torch.uint8).to(like.dtype)  # a conversion from bool itself is slow
+def _bits(mask: Shaped[Tensor, "*shape"], like: Tensor) -> Int[Tensor, "*shape"]:
+    """Return integers as wide as the numbers of `like`: all bits set where the mask is not zero, none elsewhere."""
+    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[like.element_size()]
+    return mask.bool().contiguous().view(torch.uint8).to(dtype).neg_()
 
 
 def weighted_sum(
@@ -71,7 +84,7 @@ class _SumOfProducts(torch.autograd.Function):
         factors = factors.to(torch.promote_types(values.dtype, factors.dtype))
         ctx.save_for_backward(factors)
         ctx.dtype = values.dtype
-        return torch.where(factors.bool(), values, 0.0).mul_(factors).sum()
+        return _times(hide(values, factors), factors).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -181,10 +194,8 @@ def masked_moments(
 
 def _block_moments(values: Float[Tensor, "*shape"], shown: Bool[Tensor, "*shape"]) -> tuple[Tensor, Tensor, Tensor]:
     count = torch.count_nonzero(shown)
-    values = hide_fast(values, shown)
-    mean = values.sum(dtype=torch.float64) / count.clamp(min=1)
-    values.sub_(mean.to(values.dtype)).mul_(_numbers(shown, values))
-    return count, mean, values.square().sum(dtype=torch.float64)
+    mean = hide(values, shown).sum(dtype=torch.float64) / count.clamp(min=1)
+    return count, mean, hide(values - mean.to(values.dtype), shown).square().sum(dtype=torch.float64)
 
 
 def standardize(
@@ -200,6 +211,6 @@ def standardize(
     mean, scale = mean.to(values.dtype), scale.to(values.dtype)
     result = torch.empty_like(values) if out is None else out
     for rows in row_blocks(values):
-        block = result[rows].copy_(values[rows]).sub_(mean).mul_(scale)
-        hide_in_place(block if shift_mean else block.add_(mean), mask[rows].bool())
+        block = (values[rows] - mean) * scale
+        result[rows] = hide(block if shift_mean else block + mean, mask[rows])
     return result

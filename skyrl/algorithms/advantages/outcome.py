@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.advantages.checks import refuse_non_finite
-from skyrl.algorithms.masked import hide_fast, row_blocks
+from skyrl.algorithms.masked import hide, row_blocks
 
 
 def shown_tokens(
@@ -30,7 +30,7 @@ def row_scores(
     """
     scores = token_level_rewards.new_empty(token_level_rewards.shape[0])
     for rows in row_blocks(token_level_rewards):
-        scores[rows] = hide_fast(token_level_rewards[rows], shown[rows]).sum(dim=-1)
+        scores[rows] = hide(token_level_rewards[rows], shown[rows]).sum(dim=-1)
     if not bool(scores.isfinite().all()):
         refuse_non_finite("token_level_rewards", token_level_rewards, shown)
     return scores

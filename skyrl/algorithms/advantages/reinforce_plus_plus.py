@@ -11,7 +11,7 @@ from torch import Tensor
 from skyrl.algorithms.advantages.discount import discounted_sums
 from skyrl.algorithms.advantages.outcome import shown_tokens
 from skyrl.algorithms.advantages.registry import register_advantage_estimator
-from skyrl.algorithms.masked import hide_fast, hide_in_place, masked_whiten, row_blocks
+from skyrl.algorithms.masked import hide, hide_in_place, masked_whiten, row_blocks
 
 
 @register_advantage_estimator("reinforce++", outcome=False)
@@ -30,7 +30,7 @@ def reinforce_plus_plus_advantages(
     shown = shown_tokens(response_mask, valid_rows)
     returns = torch.empty_like(token_level_rewards)
     for rows in row_blocks(token_level_rewards):
-        rewards = hide_fast(token_level_rewards[rows], shown[rows])
+        rewards = hide(token_level_rewards[rows], shown[rows])
         to_go = discounted_sums(rewards, _discounts(shown[rows], gamma, returns))
         hide_in_place(returns[rows].copy_(to_go), shown[rows])
     return masked_whiten(returns, shown), returns

@@ -15,7 +15,7 @@ from skyrl.algorithms.advantages.discount import discounted_sums
 from skyrl.algorithms.advantages.outcome import shown_tokens
 from skyrl.algorithms.advantages.registry import register_advantage_estimator
 from skyrl.algorithms.groups import group_index, group_stats
-from skyrl.algorithms.masked import hide, hide_fast, row_blocks
+from skyrl.algorithms.masked import hide, row_blocks
 
 
 @register_advantage_estimator("turn_level", outcome=False, replaceable=True)
@@ -91,7 +91,7 @@ def _rewards_of_turns(
     """Return what was earned inside each turn and after it, before the next one."""
     of_run = torch.empty(len(runs.row), dtype=torch.float64, device=rewards.device)
     for rows, part in runs.in_blocks(rewards):
-        earned = hide_fast(rewards[rows], rewarded[rows]).reshape(-1).cumsum(-1, dtype=torch.float64)
+        earned = hide(rewards[rows], rewarded[rows]).reshape(-1).cumsum(-1, dtype=torch.float64)
         of_run[part] = torch.diff(earned[runs.length[part].cumsum(-1) - 1], prepend=earned.new_zeros(1))
     before_turns = runs.leads & ~runs.trained
     turn_of_run = (runs.trained.cumsum(-1) - 1).clamp(min=0)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_max, masked_min, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio, mean_over_trained
+from skyrl.algorithms.policy_losses.ratio import importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -64,7 +64,7 @@ def _ratio_metrics(ratio: Tensor, clamped: Tensor, loss_mask: Tensor | None) -> 
     trained = torch.ones_like(ratio, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     any_trained = trained.any()
     return {
-        "clip_ratio": mean_over_trained(as_numbers(ratio != clamped, ratio), loss_mask),
+        "clip_ratio": mean_over_trained(ratio.clone().ne_(clamped), loss_mask),
         "cispo/ratio_mean": mean_over_trained(ratio, loss_mask),
         "cispo/ratio_clamped_mean": mean_over_trained(clamped, loss_mask),
         "cispo/ratio_max": torch.where(any_trained, masked_max(ratio, trained), 0.0),

@@ -11,7 +11,7 @@ from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
 from skyrl.algorithms.policy_losses.covariance import token_covariance
 from skyrl.algorithms.policy_losses.ratio import at_least_float32, importance_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.algorithm import AlgorithmConfig, ClipCovConfig
 
 _LOW_31_BITS = 0x7FFFFFFF
 
@@ -40,38 +40,30 @@ def clip_cov_loss(
     trained = torch.ones_like(log_probs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     advantages = at_least_float32(hide(advantages, trained))
     ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, trained), advantages, config)
-    with torch.no_grad():
-        shown = at_least_float32(hide(log_probs, trained))
-        cells = _candidates(token_covariance(shown, advantages, trained), trained, clipped, config)
-        drawn = _draw(cells, trained, shown, config.clip_cov.clip_ratio)
-        pull = advantages.neg().flatten().index_fill_(0, drawn, 0.0).view_as(advantages)
-        mask = trained if loss_mask is None else loss_mask
-        share = mask.flatten()[drawn].sum(dtype=ratio.dtype) / mask.sum(dtype=ratio.dtype).clamp(min=1)
+    drawn = _drawn(log_probs, advantages, trained, clipped, config.clip_cov)
+    pull = advantages.neg().flatten().index_fill_(0, drawn, 0.0).view_as(advantages)
+    mask = trained if loss_mask is None else loss_mask
+    share = mask.flatten()[drawn].sum(dtype=ratio.dtype) / mask.sum(dtype=ratio.dtype).clamp(min=1)
     loss = weighted_sum(ratio * pull, loss_mask, loss_weights)
     return loss, {"clip_ratio": share}
 
 
-def _candidates(
-    covariance: Float[Tensor, "batch response"],
+@torch.no_grad()
+def _drawn(
+    log_probs: Float[Tensor, "batch response"],
+    advantages: Float[Tensor, "batch response"],
     trained: Bool[Tensor, "batch response"],
     clipped: Float[Tensor, "batch response"],
-    config: AlgorithmConfig,
-) -> Int[Tensor, " cells"]:
-    """Return the trained tokens, not clipped, whose covariance is between the bounds, as cells of the flat tensors."""
-    cells = (covariance > config.clip_cov.clip_cov_lb).flatten().nonzero().squeeze(-1)  # few
-    below = covariance.flatten()[cells] < config.clip_cov.clip_cov_ub
-    return cells[below & trained.flatten()[cells] & (clipped.flatten()[cells] == 0)]
-
-
-def _draw(
-    candidates: Int[Tensor, " cells"],
-    trained: Bool[Tensor, "batch response"],
-    log_probs: Float[Tensor, "batch response"],
-    share: float,
+    config: ClipCovConfig,
 ) -> Int[Tensor, " drawn"]:
-    """Draw max(1, floor(share · trained tokens)) of the candidates, or all where they are fewer."""
-    count = min(max(1, int(share * int(torch.count_nonzero(trained)))), len(candidates))
-    return candidates[shuffle_keys(log_probs, candidates).topk(count, largest=False, sorted=False).indices]
+    """Draw max(1, floor(share · trained tokens)) candidates, or all where they are fewer; cells of the flat tensors."""
+    shown = at_least_float32(hide(log_probs, trained))
+    covariance = token_covariance(shown, advantages, trained).flatten()
+    cells = (covariance > config.clip_cov_lb).nonzero().squeeze(-1)  # few
+    free = (clipped.flatten()[cells] == 0) & trained.flatten()[cells]
+    cells = cells[free & (covariance[cells] < config.clip_cov_ub)]
+    count = min(max(1, int(config.clip_ratio * int(torch.count_nonzero(trained)))), len(cells))
+    return cells[shuffle_keys(shown, cells).topk(count, largest=False, sorted=False).indices]
 
 
 def shuffle_keys(

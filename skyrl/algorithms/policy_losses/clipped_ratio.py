@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from skyrl.algorithms.policy_losses.ratio import as_numbers
 from skyrl.config.algorithm import AlgorithmConfig
 
 
@@ -24,6 +23,6 @@ def pessimistic_ratio(
     """
     with torch.no_grad():
         clipped = ratio.clamp(min=1 - config.eps_clip_low, max=1 + config.eps_clip_high)
-        binds = as_numbers(clipped * advantages < ratio * advantages, ratio)
+        binds = (clipped * advantages).lt_(ratio * advantages)  # 1 and 0: in place no flags are made
         free, bound = 1 - binds, clipped.mul_(binds)
     return torch.addcmul(bound, ratio, free), binds

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import as_numbers, at_least_float32, importance_ratio, mean_over_trained
+from skyrl.algorithms.policy_losses.ratio import at_least_float32, importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig, DPPOConfig
 from skyrl.errors import ConfigError
@@ -44,7 +44,7 @@ def dppo_loss(
     ratio = importance_ratio(log_probs, behaviour, loss_mask)
     with torch.no_grad():
         moved = _moved_too_far(at_least_float32(log_probs), at_least_float32(behaviour), advantages, config.dppo)
-        dropped = as_numbers(moved, ratio)
+        dropped = moved.view(torch.uint8).to(ratio.dtype)
         pull = (dropped - 1) * advantages
     loss = weighted_sum(ratio * pull, loss_mask, loss_weights)
     return loss, {"clip_ratio": mean_over_trained(dropped, loss_mask)}

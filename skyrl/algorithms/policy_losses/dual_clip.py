@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.policy_losses.clipped_ratio import pessimistic_ratio
-from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio, mean_over_trained
+from skyrl.algorithms.policy_losses.ratio import importance_ratio, mean_over_trained
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
 
@@ -36,7 +36,7 @@ def dual_clip_loss(
     advantages = hide(advantages, shown)
     ratio, clipped = pessimistic_ratio(importance_ratio(log_probs, old_log_probs, shown), advantages, config)
     with torch.no_grad():
-        bounded = as_numbers((advantages < 0) & (ratio > config.clip_ratio_c), ratio)
+        bounded = (ratio * -advantages.sign()).gt_(config.clip_ratio_c)  # 1 where A < 0 and ρ > c > 1
         free, bound = 1 - bounded, bounded.mul_(config.clip_ratio_c)
     ratio = torch.addcmul(bound, ratio, free)
     loss = -weighted_sum(ratio * advantages, loss_mask, loss_weights)

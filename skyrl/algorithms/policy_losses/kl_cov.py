@@ -10,7 +10,7 @@ from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.policy_losses.covariance import token_covariance
 from skyrl.algorithms.policy_losses.ratio import at_least_float32, log_ratio, safe_exp
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
-from skyrl.config.algorithm import AlgorithmConfig
+from skyrl.config.algorithm import AlgorithmConfig, KLCovConfig
 
 _SAMPLE_STRIDE = 61
 """One token in so many tells how large the highest values are; a prime, so that it meets all columns."""
@@ -38,15 +38,28 @@ def kl_cov_loss(
     trained = torch.ones_like(log_probs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     advantages = at_least_float32(hide(advantages, trained))
     difference = log_ratio(log_probs, old_log_probs, trained)
-    with torch.no_grad():
-        covariance = token_covariance(at_least_float32(hide(log_probs, trained)), advantages, trained)
-        cells = _highest(covariance, trained, config.kl_cov.kl_cov_frac)
-        signs = difference.flatten()[cells].sign()
-        slope = torch.zeros_like(difference).flatten().index_copy_(0, cells, signs * config.kl_cov.ppo_kl_coef)
+    slopes = _penalty_slopes(log_probs, difference, advantages, trained, config.kl_cov)
     # The penalty c·|difference| is difference times its own slope.
-    token_loss = torch.addcmul(difference * slope.view_as(difference), safe_exp(difference), advantages, value=-1)
+    token_loss = torch.addcmul(difference * slopes, safe_exp(difference), advantages, value=-1)
     loss = weighted_sum(token_loss, loss_mask, loss_weights)
     return loss, {"clip_ratio": loss.new_zeros(())}
+
+
+@torch.no_grad()
+def _penalty_slopes(
+    log_probs: Float[Tensor, "batch response"],
+    difference: Float[Tensor, "batch response"],
+    advantages: Float[Tensor, "batch response"],
+    trained: Bool[Tensor, "batch response"],
+    config: KLCovConfig,
+) -> Float[Tensor, "batch response"]:
+    """Return c·sign(difference) at the tokens of highest covariance, zeros elsewhere."""
+    covariance = token_covariance(at_least_float32(hide(log_probs, trained)), advantages, trained)
+    cells = _highest(covariance, trained, config.kl_cov_frac)
+    signs = difference.flatten()[cells].sign()
+    slopes = torch.zeros_like(difference)
+    slopes.view(-1).index_copy_(0, cells, signs * config.ppo_kl_coef)
+    return slopes
 
 
 def _highest(

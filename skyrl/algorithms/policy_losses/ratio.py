@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide
@@ -14,18 +14,6 @@ from skyrl.algorithms.masked import hide
 def at_least_float32(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return the values in float32, or as they are where they are more precise."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def as_numbers(
-    flags: Bool[Tensor, "batch response"], like: Float[Tensor, "batch response"]
-) -> Float[Tensor, "batch response"]:
-    """Return 1 and 0 for true and false, in the dtype of `like`.
-
-    Multiplying by them is several times faster than `torch.where` when the flags have no pattern (its loop over
-    elements branches on each), and so is going through bytes: torch vectorises no conversion from bool. For finite
-    values only: 0·inf is NaN.
-    """
-    return flags.view(torch.uint8).to(like.dtype)
 
 
 def mean_over_trained(
@@ -54,20 +42,20 @@ def safe_exp(exponent: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 class _SafeExp(torch.autograd.Function):
-    """The two operations as one: the backward pass has two of them instead of five."""
+    """The two operations as one, with a backward pass of two products."""
 
     @staticmethod
     def forward(ctx: Any, exponent: Tensor) -> Tensor:
-        held = exponent.clamp(min=-20.0, max=20.0)
-        inside = held == exponent
-        result = held.exp_()
-        ctx.save_for_backward(result, inside)
+        result = exponent.clamp(min=-20.0, max=20.0).exp_()
+        # Comparisons in place give 0 and 1 as numbers: several times faster on a CPU than flags.
+        ctx.save_for_backward(result, exponent.abs().le_(20.0))
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         result, inside = ctx.saved_tensors
-        return torch.where(inside, grads[0] * result, 0.0)
+        by_exponent: Tensor = (grads[0] * result).mul_(inside)
+        return by_exponent
 
 
 def importance_ratio(

@@ -7,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.masked import hide, weighted_sum
-from skyrl.algorithms.policy_losses.ratio import as_numbers, importance_ratio
+from skyrl.algorithms.policy_losses.ratio import importance_ratio
 from skyrl.algorithms.policy_losses.reduction_advice import advise_sequence_mean
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
 from skyrl.config.algorithm import AlgorithmConfig
@@ -35,7 +35,7 @@ def sapo_loss(
     advise_sequence_mean("sapo", config.loss_reduction)
     advantages = hide(advantages, loss_mask)
     ratio = importance_ratio(log_probs, old_log_probs, loss_mask)
-    positive = as_numbers(advantages > 0, ratio)
+    positive = advantages.clone().gt_(0.0).to(ratio.dtype)
     tau = positive * config.sapo.tau_pos + (1 - positive) * config.sapo.tau_neg
     gate = torch.sigmoid((ratio - 1) * tau)
     loss = weighted_sum(gate * (-4 * advantages / tau), loss_mask, loss_weights)
