@@ -44,8 +44,8 @@ def test_no_components_name_what_an_environment_must_return():
 
 
 def test_a_weight_for_an_unknown_reward_names_the_known_ones():
-    with pytest.raises(ConfigError, match=r"reward_weights\.stlye=2 .*Did you mean 'style'\? Reported: answer, style"):
-        estimate({"style": [1.0, 0.0], "answer": [0.0, 1.0]}, weights={"stlye": 2})
+    with pytest.raises(ConfigError, match=r"reward_weights\.styl=2 .*Did you mean 'style'\? Reported: answer, style"):
+        estimate({"style": [1.0, 0.0], "answer": [0.0, 1.0]}, weights={"styl": 2})
 
 
 def test_a_component_that_is_not_finite_is_named():

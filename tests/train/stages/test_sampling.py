@@ -128,7 +128,7 @@ def test_upstreams_filter_hands_its_state_from_batch_to_batch():
     first = {"A": [1, 0], "B": [0, 0], "C": [1, 1], "D": [0, 1]}
     output, uids, again, state = handled(first, config)
     assert (again, uids, len(output["rewards"])) == (True, list("AABBCCDD"), 8)
-    assert (state["num_prompts_in_batch"], state["collected_uids"]) == (2, list("AADD"))
+    assert (state["num_prompts_in_batch"], state["collected_uids"]) == (2, ["A", "A", "D", "D"])
     before = copy.deepcopy(state)
     second = {"E": [1, 0], "F": [0, 1], "G": [1, 0], "H": [1, 1]}
     output, uids, again, after = handled(second, config, state)
