@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _CHUNK = 64
-"""Columns that one product sums; as many chunks are then summed in the same way."""
+"""Columns that one product sums; another product then sums over the chunks."""
 
 
 def discounted_sums(
@@ -31,14 +31,10 @@ def _by_chunks(values: Float[Tensor, "rows time"], factor: float) -> Float[Tenso
     count = chunks.shape[1]
     if count > 1:
         starts = inside[:, :, 0].contiguous()
-        following = (_by_chunks if count > _CHUNK else _by_product)(starts, factor**_CHUNK)[:, 1:, None]
+        following = (starts @ _powers(factor**_CHUNK, count, values))[:, 1:, None]
         distance = torch.arange(_CHUNK, 0, -1, dtype=torch.float64, device=values.device)
         inside[:, :-1].addcmul_(following, (factor**distance).to(values.dtype))
     return inside.view(rows, -1)[:, missing:]
-
-
-def _by_product(values: Float[Tensor, "rows time"], factor: float) -> Float[Tensor, "rows time"]:
-    return values @ _powers(factor, values.shape[1], values)
 
 
 def _powers(factor: float, size: int, like: Tensor) -> Float[Tensor, "size size"]:

@@ -7,7 +7,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.mean import MetricValue
-from skyrl.algorithms.off_policy.ratio import bounded_exp, interval_metrics, log_ratio, trained_tokens
+from skyrl.algorithms.off_policy.ratio import interval_metrics, log_ratio, trained_tokens
+from skyrl.algorithms.safe_exp import safe_exp
 from skyrl.config.algorithm import OffPolicyCorrectionConfig
 
 
@@ -24,7 +25,7 @@ def compute_outlier_token_mask(
         `outlier_seq_masked_ratio`, `outlier_seq_over_high_ratio`, `outlier_seq_under_low_ratio`.
     """
     trained = trained_tokens(old_log_probs, loss_mask)
-    ratio = bounded_exp(log_ratio(old_log_probs, rollout_logprobs, trained))
+    ratio = safe_exp(log_ratio(old_log_probs, rollout_logprobs, trained))
     low = off_policy_correction.outlier_token_is_threshold_low
     high = off_policy_correction.outlier_token_is_threshold_high
     over = (trained & (ratio > (torch.inf if high is None else high))).any(dim=-1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide, masked_max, masked_min
 from skyrl.algorithms.mean import Mean, MetricValue
+from skyrl.algorithms.safe_exp import safe_exp
 from skyrl.algorithms.signatures import require_shape
 
 KEY = "trainer.algorithm.off_policy_correction"
@@ -42,11 +43,6 @@ def log_ratio(
     return hide(old_log_probs.detach().to(dtype) - rollout_logprobs.detach().to(dtype), trained)
 
 
-def bounded_exp(log_values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return e^x with x kept within ±20: finite in float32."""
-    return log_values.clamp(min=-20.0, max=20.0).exp()
-
-
 def ratio_metrics(
     diff: Float[Tensor, "batch response"], trained: Bool[Tensor, "batch response"]
 ) -> dict[str, MetricValue]:
@@ -54,7 +50,7 @@ def ratio_metrics(
 
     Without a trained token the last two are -inf and inf, which the workers' `MetricBuffer` takes for no value.
     """
-    ratio = bounded_exp(diff)
+    ratio = safe_exp(diff)
     return {
         "is_ratio_mean": Mean.over(ratio, trained),
         "is_ratio_sq_mean": Mean.over(ratio.square(), trained),

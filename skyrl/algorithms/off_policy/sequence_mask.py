@@ -6,7 +6,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.mean import MetricValue
-from skyrl.algorithms.off_policy.ratio import KEY, bounded_exp, interval_metrics, log_ratio, trained_tokens
+from skyrl.algorithms.off_policy.ratio import KEY, interval_metrics, log_ratio, trained_tokens
+from skyrl.algorithms.safe_exp import safe_exp
 from skyrl.config.algorithm import OffPolicyCorrectionConfig
 from skyrl.config.rules.choices import require_choice
 
@@ -37,10 +38,10 @@ def compute_sequence_mask(
     total = log_ratio(old_log_probs, rollout_logprobs, trained).sum(dim=-1)
     config = off_policy_correction
     if sequence_mask_metric == "geometric":
-        ratio = bounded_exp(total / trained.sum(dim=-1).clamp(min=1))
+        ratio = safe_exp(total / trained.sum(dim=-1).clamp(min=1))
         prefix, low, high = "geo_sequence_mask", config.geo_mask_low, config.geo_mask_high
     else:
-        ratio = bounded_exp(total)
+        ratio = safe_exp(total)
         prefix, low, high = "product_sequence_mask", config.product_mask_low, config.product_mask_high
     over, under = ratio > high, ~(ratio >= low)
     metrics = interval_metrics(prefix, over, under, trained.any(dim=-1))

@@ -6,7 +6,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.mean import Mean, MetricValue
-from skyrl.algorithms.off_policy.ratio import KEY, bounded_exp, log_ratio, trained_tokens
+from skyrl.algorithms.off_policy.ratio import KEY, log_ratio, trained_tokens
+from skyrl.algorithms.safe_exp import safe_exp
 from skyrl.config.algorithm import OffPolicyCorrectionConfig
 from skyrl.config.rules.choices import require_choice
 
@@ -37,9 +38,9 @@ def compute_tis_ratio(
     trained = trained_tokens(old_log_probs, loss_mask)
     diff = log_ratio(old_log_probs, rollout_logprobs, trained)
     if tis_ratio_type == "token":
-        ratio, cap = bounded_exp(diff), off_policy_correction.token_tis_ratio_clip_high
+        ratio, cap = safe_exp(diff), off_policy_correction.token_tis_ratio_clip_high
         metric, counted = "tis_token_clip_high_ratio", trained
     else:
-        ratio, cap = bounded_exp(diff.sum(dim=-1, keepdim=True)), off_policy_correction.sequence_tis_ratio_clip_high
+        ratio, cap = safe_exp(diff.sum(dim=-1, keepdim=True)), off_policy_correction.sequence_tis_ratio_clip_high
         metric, counted = "tis_seq_clip_high_ratio", trained.any(dim=-1, keepdim=True)
     return ratio.clamp(max=cap), {metric: Mean.over(ratio > cap, counted)}

@@ -6,7 +6,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from skyrl.algorithms.mean import Mean, MetricValue
-from skyrl.algorithms.off_policy.ratio import KEY, bounded_exp, log_ratio, trained_tokens
+from skyrl.algorithms.off_policy.ratio import KEY, log_ratio, trained_tokens
+from skyrl.algorithms.safe_exp import safe_exp
 from skyrl.config.algorithm import OffPolicyCorrectionConfig
 from skyrl.errors import ConfigError
 
@@ -33,6 +34,6 @@ def compute_token_mask(
             f"{KEY}: set both token_mask_is_threshold_low and token_mask_is_threshold_high, got {low} and {high}"
         )
     trained = trained_tokens(old_log_probs, loss_mask)
-    ratio = bounded_exp(log_ratio(old_log_probs, rollout_logprobs, trained))
+    ratio = safe_exp(log_ratio(old_log_probs, rollout_logprobs, trained))
     dropped = trained & ~((ratio >= low) & (ratio <= high))
     return (~dropped).to(ratio.dtype), {"token_mask_ratio": Mean.over(dropped, trained)}

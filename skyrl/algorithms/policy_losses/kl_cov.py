@@ -8,8 +8,9 @@ from torch import Tensor
 
 from skyrl.algorithms.masked import hide, weighted_sum
 from skyrl.algorithms.policy_losses.covariance import token_covariance
-from skyrl.algorithms.policy_losses.ratio import at_least_float32, log_ratio, safe_exp
+from skyrl.algorithms.policy_losses.ratio import at_least_float32, log_ratio
 from skyrl.algorithms.policy_losses.registry import register_policy_loss
+from skyrl.algorithms.safe_exp import safe_exp
 from skyrl.config.algorithm import AlgorithmConfig, KLCovConfig
 
 _SAMPLE_STRIDE = 61

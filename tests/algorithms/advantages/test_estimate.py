@@ -180,6 +180,13 @@ def test_a_users_nan_is_named(register):
         run("broken")
 
 
+def test_a_users_nan_on_an_early_token_is_named(register):
+    broken = torch.tensor([[0.0, 1.0], [float("nan"), 1.0], [0.0, 1.0]])
+    register("early", lambda token_level_rewards, **_: (broken, broken))
+    with pytest.raises(ValueError, match="advantages of 'early'"):
+        compute_advantages_and_returns(REWARDS, MASK, UIDS, "early", AlgorithmConfig())
+
+
 def test_a_users_nan_under_the_mask_is_accepted(register):
     def padded(token_level_rewards, response_mask):
         return torch.where(response_mask.bool(), token_level_rewards, float("nan")), token_level_rewards

@@ -78,3 +78,20 @@ def test_without_a_penalty_it_is_importance_sampling():
     expected, _, expected_gradient = run(importance_sampling_loss, batch, config(0.5))
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     assert torch.allclose(gradient, expected_gradient, rtol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.9])
+def test_the_guess_from_a_sample_finds_the_highest_of_many_tokens(share: float):
+    draw = torch.Generator().manual_seed(0)
+    advantages, log_probs = (torch.randn(40, 300, generator=draw, dtype=torch.float64) for _ in range(2))
+    log_probs.requires_grad_()
+    # The gradient is -e·A, plus 50 where a token is punished.
+    mask = torch.rand(40, 300, generator=draw).round()
+    old = log_probs.detach() - 1.0
+    kl_cov_loss(log_probs, old, advantages, config(share, coef=50.0), mask)[0].backward()
+    shown = mask.bool()
+    score = (advantages - advantages[shown].mean()) * (log_probs.detach() - log_probs.detach()[shown].mean())
+    expected = score[shown].sort(descending=True).values[: math.floor(share * int(shown.sum()))]
+    punished = log_probs.grad + math.e * advantages * mask > 25.0
+    assert torch.equal(score[punished & shown].sort(descending=True).values, expected)
+    assert not punished[~shown].any()

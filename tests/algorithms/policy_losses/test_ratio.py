@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from skyrl.algorithms.policy_losses.ratio import at_least_float32, importance_ratio, log_ratio, safe_exp
+from skyrl.algorithms.policy_losses.ratio import at_least_float32, importance_ratio, log_ratio
+from skyrl.algorithms.safe_exp import safe_exp
 
 
 def test_the_ratio_is_that_of_the_probabilities():
